@@ -1,0 +1,118 @@
+"""Run one service's application: uvicorn with a drain that loses nothing.
+
+TERM or INT: `readyz` answers 503 at once while the service goes on serving for the drain lead; then open
+waits end, the listener closes, and what is still open is cancelled after the grace. Further signals
+change nothing.
+"""
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from shared.errors import ConfigurationError, ConfigurationProblem
+from shared.settings import ServingSettings, Settings, is_loopback
+
+_STATUS_OF = {signal.SIGINT: 130, signal.SIGTERM: 143}
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, app: FastAPI, serving: ServingSettings, ready: Callable[[], None]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                loop="uvloop",
+                http="httptools",
+                ws="none",
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=round(serving.keep_alive_s),
+                timeout_graceful_shutdown=max(1, round(serving.stop_grace_s)),
+            )
+        )
+        self.stopped_by: int | None = None
+        self._app = app
+        self._lead_s = serving.drain_lead_s
+        self._ready = ready
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets=sockets)
+        if self.stopped_by is None:
+            self._ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.stopped_by is not None:
+            return
+        self.stopped_by = sig
+        if self._loop is None:
+            self.should_exit = True
+        else:
+            self._loop.call_soon_threadsafe(self._drain)
+
+    def _drain(self) -> None:
+        self._app.state.mesh.draining.set()
+        asyncio.get_running_loop().call_later(self._lead_s, self._exit)
+
+    def _exit(self) -> None:
+        self.should_exit = True
+
+
+def serve(
+    app: FastAPI,
+    *,
+    sockets: list[socket.socket],
+    settings: Settings,
+    ready: Callable[[], None] = lambda: None,
+) -> int:
+    """Serve on listening sockets until a signal ends it; returns the exit status (130 for INT, 143 for TERM).
+
+    `ready` is called once requests are answered.
+    """
+    server = _Server(app, settings.serving, ready)
+    try:
+        server.run(sockets=sockets)
+    except SystemExit as error:
+        # uvicorn's word for an application that did not start; its log line says why.
+        return error.code if isinstance(error.code, int) else 1
+    return _STATUS_OF.get(signal.Signals(server.stopped_by), 0) if server.stopped_by is not None else 0
+
+
+def listen(host: str, port: int, settings: Settings) -> socket.socket:
+    """A listening socket.
+
+    Raises:
+        ConfigurationError: the port is taken, the address is not ours, or others could reach a service
+            that has no mesh token.
+    """
+    key = f"{host}:{port}"
+    if not is_loopback(host) and settings.security.mesh_token is None:
+        raise ConfigurationError(
+            [
+                ConfigurationProblem(
+                    "security", "mesh_token",
+                    f"{key} can be reached from other machines, so the mesh needs a token: set PADDOCK_MESH_TOKEN,"
+                    " or listen on 127.0.0.1.",
+                )
+            ]
+        )  # fmt: skip
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        raise ConfigurationError(
+            [ConfigurationProblem("services", key, f"cannot listen there: {error.strerror}. Is it taken?")]
+        ) from error
+    listener.setblocking(False)
+    return listener

@@ -1,0 +1,75 @@
+"""Signed values: session tokens for the model proxy, and session cookies.
+
+A token is `prefix.claims.signature`, claims as base64url JSON, signature HMAC-SHA256 over the first two
+parts. All secrets are derived from the mesh token, so every replica signs and verifies alike.
+"""
+
+import base64
+import hashlib
+import hmac
+import time
+from typing import Any
+
+import orjson
+
+from shared.contracts.contract import Contract
+from shared.errors import UnauthorizedError
+
+_TOKEN_PREFIX = "pdk1"
+
+
+class SessionClaims(Contract):
+    """What a session token allows: calls to one model under one key until `expires_at` (Unix seconds).
+
+    `profile` names what the client sends without meaning it (the model proxy's bridge knows the names).
+    """
+
+    key: str
+    model: str
+    expires_at: float
+    profile: str = "openai"
+
+
+class Signer:
+    """Signs and checks with a secret derived from the mesh token for one purpose."""
+
+    def __init__(self, mesh_token: str, purpose: str) -> None:
+        self._secret = hmac.digest(mesh_token.encode(), f"paddock/{purpose}".encode(), hashlib.sha256)
+
+    def _signature(self, text: str) -> str:
+        return base64.urlsafe_b64encode(hmac.digest(self._secret, text.encode(), hashlib.sha256)).decode().rstrip("=")
+
+    def session_token(self, claims: SessionClaims) -> str:
+        body = base64.urlsafe_b64encode(claims.model_dump_json().encode()).decode().rstrip("=")
+        text = f"{_TOKEN_PREFIX}.{body}"
+        return f"{text}.{self._signature(text)}"
+
+    def read_session_token(self, token: str) -> SessionClaims:
+        """The claims of a token of ours.
+
+        Raises:
+            UnauthorizedError: it is forged, malformed or expired.
+        """
+        text, _, signature = token.rpartition(".")
+        if not hmac.compare_digest(signature.encode(), self._signature(text).encode()):
+            raise UnauthorizedError("This session token was not signed by this mesh.")
+        claims = SessionClaims.model_validate(_decode(text.partition(".")[2]))
+        if claims.expires_at <= time.time():
+            raise UnauthorizedError("This session token has expired.")
+        return claims
+
+    def cookie(self, session_id: str) -> str:
+        return f"{session_id}~{self._signature(session_id)}"
+
+    def read_cookie(self, value: str) -> str | None:
+        """The session id of a cookie of ours; None for any other value."""
+        session_id, _, signature = value.rpartition("~")
+        return session_id if hmac.compare_digest(signature.encode(), self._signature(session_id).encode()) else None
+
+
+def looks_like_session_token(token: str) -> bool:
+    return token.startswith(f"{_TOKEN_PREFIX}.")
+
+
+def _decode(body: str) -> Any:
+    return orjson.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
