@@ -4,6 +4,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import CoreSchema
+
+
+class _Untitled(GenerateJsonSchema):
+    """Field titles repeat the names and would only cost the model tokens."""
+
+    def field_title_should_be_set(self, schema: CoreSchema | Any) -> bool:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +25,8 @@ class ToolSpec:
 
     def as_function_tool(self) -> dict[str, Any]:
         """The tool in the Responses API's form."""
-        schema = self.arguments.model_json_schema()
+        schema = self.arguments.model_json_schema(schema_generator=_Untitled)
+        schema.pop("title", None)
         return {
             "type": "function",
             "name": self.name,

@@ -1,0 +1,232 @@
+"""The `paddock` command: reads words, calls the part that does the work, prints errors as sentences."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from shared.configuration import load_settings
+from shared.errors import ConfigurationError
+from shared.settings import SERVICE_NAMES, LoadedSettings
+
+USAGE_ERROR: Final = 2
+
+_DESCRIPTION = """\
+Paddock runs agent harnesses on prepared rows and grades what they did.
+
+  paddock demo                          shipped rows, scripted model, offline
+  paddock run rows.jsonl                your rows; brings the services up and down by itself
+  paddock up                            the four services, until Ctrl-C
+  paddock run rows.jsonl --url URL      your rows against services that run already
+
+To use your own model, set PADDOCK_MODEL_BASE_URL (any Chat Completions endpoint, e.g.
+http://127.0.0.1:8000/v1), PADDOCK_MODEL_NAME and, where it needs one, PADDOCK_MODEL_API_KEY.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit status (2: a wrong call or configuration)."""
+    arguments = _parser().parse_args(argv)
+    try:
+        status: int = arguments.run(arguments)
+    except ConfigurationError as error:
+        print("Paddock cannot start with this configuration:", file=sys.stderr)
+        for problem in error.problems:
+            print(f"  {problem}", file=sys.stderr)
+        return USAGE_ERROR
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="paddock", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _add_up(commands)
+    _add_serve(commands)
+    _add_run(commands)
+    _add_demo(commands)
+    _add_looking(commands)
+    return parser
+
+
+_Commands = argparse._SubParsersAction
+
+
+def _command(
+    commands: "_Commands[argparse.ArgumentParser]", name: str, summary: str, text: str
+) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(
+        name, help=summary, description=f"{summary}\n\n{text}", formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    command.add_argument(
+        "--config",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="configuration file; may be repeated, later files win key by key"
+        " (else PADDOCK_CONFIG, else ./paddock.yaml, else the embedded default)",
+    )
+    return command
+
+
+def _add_up(commands: "_Commands[argparse.ArgumentParser]") -> None:
+    command = _command(
+        commands,
+        "up",
+        "Start the four services and keep them running.",
+        "Prints their addresses once all are ready. TERM or Ctrl-C stops every one of them within 5 seconds;\n"
+        "the exit status is then 143 or 130.",
+    )
+    command.add_argument(
+        "--on-death",
+        choices=["restart", "end"],
+        default="restart",
+        help="what happens when a service dies: start it again, 3 times a minute at most (the default), or end all",
+    )
+    command.set_defaults(run=_up)
+
+
+def _add_serve(commands: "_Commands[argparse.ArgumentParser]") -> None:
+    command = _command(
+        commands,
+        "serve",
+        "Run one service in the foreground.",
+        "For containers and clusters. A service that listens on anything but loopback needs PADDOCK_MESH_TOKEN.",
+    )
+    command.add_argument("service", choices=SERVICE_NAMES, type=lambda name: name.replace("-", "_"))
+    command.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    command.add_argument("--port", type=int, help="port to listen on (default: that of the service's configured URL)")
+    command.set_defaults(run=_serve)
+
+
+def _add_run(commands: "_Commands[argparse.ArgumentParser]") -> None:
+    from services.collector.arguments import add_run_arguments
+
+    command = _command(
+        commands,
+        "run",
+        "Run prepared rows and write their graded results.",
+        "Rows that do not fit are reported by line; the others run. Every result is written at once, so that\n"
+        "--resume goes on where a run was ended. Exit status: 0 every row has a result, 1 some have not,\n"
+        "2 wrong call or configuration.",
+    )
+    add_run_arguments(command)
+    command.set_defaults(run=_run)
+
+
+def _add_demo(commands: "_Commands[argparse.ArgumentParser]") -> None:
+    command = _command(
+        commands,
+        "demo",
+        "Run the shipped rows on the embedded mesh and show their rewards.",
+        "Needs no network: the model is scripted, and some of its answers are wrong on purpose.",
+    )
+    command.set_defaults(run=_demo)
+
+
+def _add_looking(commands: "_Commands[argparse.ArgumentParser]") -> None:
+    doctor = _command(
+        commands,
+        "doctor",
+        "Check what this machine and this configuration can do.",
+        "Says of each missing part how to get it and what works without it. Exit status 1 when the\n"
+        "configured mesh could not run.",
+    )
+    doctor.set_defaults(run=_doctor)
+    config = _command(
+        commands,
+        "config",
+        "Show the effective configuration and where each value comes from.",
+        "Secrets are hidden.",
+    )
+    config.add_argument("--defaults", action="store_true", help="show every key with its default and meaning instead")
+    config.set_defaults(run=_config)
+    schema = _command(
+        commands,
+        "schema",
+        "Print the JSON schema of a message or of the configuration.",
+        "For editors and for whoever prepares rows.",
+    )
+    from services.describe import SCHEMAS
+
+    schema.add_argument("name", choices=sorted(SCHEMAS), help="what to describe")
+    schema.set_defaults(run=_schema)
+
+
+def _loaded(arguments: argparse.Namespace) -> LoadedSettings:
+    """The configuration, with every plug-in's options checked."""
+    from services.describe import check_plugins
+
+    loaded = load_settings(arguments.config)
+    if problems := check_plugins(loaded):
+        raise ConfigurationError(problems)
+    return loaded
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    from services.launcher.mesh import run_mesh
+
+    return run_mesh(_loaded(arguments), on_death=arguments.on_death, announce=partial(print, flush=True))
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from services.launcher.mesh import application
+    from shared.http.serve import listen, serve
+    from shared.telemetry import configure_logging
+
+    loaded = load_settings(arguments.config)
+    settings = loaded.settings
+    configure_logging(arguments.service, settings.serving.log_level)
+    app = application(arguments.service, loaded)
+    port = arguments.port or urlsplit(settings.services.url_of(arguments.service)).port or 80
+    return serve(app, sockets=[listen(arguments.host, port, settings)], settings=settings)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from services.collector.arguments import options_of
+    from services.collector.run import run
+    from services.launcher.embedded import embedded_mesh
+
+    options = options_of(arguments)
+    if arguments.url is not None:
+        return run(options, arguments.url)
+    with embedded_mesh(_loaded(arguments)) as mesh:
+        return run(options, mesh.environment_url)
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from services.collector.demo_rows import run_demo
+    from services.launcher.embedded import embedded_mesh
+
+    with embedded_mesh(_loaded(arguments)) as mesh:
+        return run_demo(mesh.environment_url)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from services.doctor import examine
+
+    return examine(lambda: _loaded(arguments), print)
+
+
+def _config(arguments: argparse.Namespace) -> int:
+    from services.describe import defaults_table, effective
+
+    for line in defaults_table() if arguments.defaults else effective(_loaded(arguments)):
+        print(line)
+    return 0
+
+
+def _schema(arguments: argparse.Namespace) -> int:
+    from services.describe import schema_of
+
+    print(schema_of(arguments.name))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

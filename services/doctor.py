@@ -1,0 +1,100 @@
+"""`paddock doctor`: what this machine and this configuration can do, in sentences."""
+
+import platform
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
+
+from shared.errors import ConfigurationError
+from shared.settings import SERVICE_NAMES, LoadedSettings
+
+Grade = Literal["ok", "missing", "wrong"]
+ENDPOINT_TIMEOUT_S = 5.0
+_MARKS: dict[Grade, str] = {"ok": "ok      ", "missing": "missing ", "wrong": "WRONG   "}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`wrong` keeps the configured mesh from running; `missing` does not."""
+
+    grade: Grade
+    what: str
+    told: str
+
+
+def examine(load: Callable[[], LoadedSettings], say: Callable[[str], None]) -> int:
+    """Print one line per finding; 1 when something keeps the configured mesh from running."""
+    findings = [*_machine()]
+    try:
+        loaded = load()
+    except ConfigurationError as error:
+        findings += [Finding("wrong", "configuration", str(problem)) for problem in error.problems]
+    else:
+        findings.append(Finding("ok", "configuration", "every key and every plug-in's options fit."))
+        findings += [*_ports(loaded), *_models(loaded)]
+    for finding in findings:
+        say(f"{_MARKS[finding.grade]}{finding.what:<16}{finding.told}")
+    return 1 if any(finding.grade == "wrong" for finding in findings) else 0
+
+
+def _machine() -> Iterator[Finding]:
+    version = platform.python_version()
+    grade: Grade = "ok" if sys.version_info >= (3, 11) else "wrong"
+    yield Finding(grade, "python", f"{version}; 3.11 or newer is needed.")
+    yield Finding(
+        "ok" if sys.platform == "linux" else "wrong",
+        "system",
+        f"{platform.system()} {platform.machine()}; Linux is needed.",
+    )
+    yield _program(
+        "docker",
+        "runs the services as containers (`docker compose up`).",
+        "install a Docker engine; without it everything but `docker compose up` works.",
+    )
+
+
+def _program(name: str, use: str, without: str) -> Finding:
+    path = shutil.which(name)
+    return Finding("ok", name, use) if path else Finding("missing", name, without)
+
+
+def _ports(loaded: LoadedSettings) -> Iterator[Finding]:
+    for name in SERVICE_NAMES:
+        address = urlsplit(loaded.settings.services.url_of(name))
+        where = f"{address.hostname}:{address.port or 80}"
+        with socket.socket() as probe:
+            probe.settimeout(1.0)
+            taken = probe.connect_ex((address.hostname or "127.0.0.1", address.port or 80)) == 0
+        if taken:
+            remedy = f"`paddock up` needs that port, or another in PADDOCK_{name.upper()}_URL."
+            yield Finding("missing", f"port {address.port or 80}", f"something answers on {where}; {remedy}")
+        else:
+            yield Finding("ok", f"port {address.port or 80}", f"free for the {name} server.")
+
+
+def _models(loaded: LoadedSettings) -> Iterator[Finding]:
+    for name, model in loaded.settings.models.items():
+        base_url = model.options.get("base_url")
+        if base_url is None:
+            yield Finding("ok", f"model {name}", f"upstream '{model.upstream}' needs no endpoint.")
+            continue
+        yield _endpoint(name, str(base_url))
+
+
+def _endpoint(name: str, base_url: str) -> Finding:
+    what = f"model {name}"
+    try:
+        with urlopen(Request(f"{base_url.rstrip('/')}/models"), timeout=ENDPOINT_TIMEOUT_S):
+            return Finding("ok", what, f"{base_url} answers.")
+    except HTTPError as error:
+        # Any answer shows that a server is there; a list of models is not every server's.
+        return Finding("ok", what, f"{base_url} answers (its list of models with {error.code}).")
+    except (URLError, OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        return Finding("wrong", what, f"{base_url} cannot be reached: {reason}. Start it, or correct its address.")

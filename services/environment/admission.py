@@ -1,0 +1,56 @@
+"""How many episodes of an environment run at once; the others wait in order, for a bounded time."""
+
+from collections import Counter
+
+from shared.errors import OverloadedError
+from shared.ports.store import Lease, Store
+from shared.settings import EnvironmentSettings
+from shared.store.leases import LEASE_S, LeaseKeeper
+
+RETRY_AFTER_S = 5.0
+
+
+class Admission:
+    """Places are leases in the store, so that all replicas share one limit."""
+
+    def __init__(self, store: Store, keeper: LeaseKeeper) -> None:
+        self._store = store
+        self._keeper = keeper
+        self._waiting: Counter[str] = Counter()
+
+    async def enter(self, name: str, environment: EnvironmentSettings, key: str) -> Lease | None:
+        """Wait for a place; None where there is no limit. Who is cancelled while waiting takes no place.
+
+        Raises:
+            OverloadedError: the queue is full, or the wait is over.
+        """
+        if environment.max_concurrent is None:
+            return None
+        if self._waiting[name] >= environment.queue_size:
+            raise OverloadedError(
+                f"{self._waiting[name]} episodes of '{name}' wait for admission already.", retry_after_s=RETRY_AFTER_S
+            )
+        self._waiting[name] += 1
+        try:
+            place = await self._store.acquire(
+                f"admission:{name}",
+                key,
+                ttl_s=LEASE_S,
+                places=environment.max_concurrent,
+                wait_s=environment.queue_timeout_s or 0.0,
+            )
+        finally:
+            self._waiting[name] -= 1
+        if place is None:
+            raise OverloadedError(
+                f"All {environment.max_concurrent} places of '{name}' stayed taken for"
+                f" {environment.queue_timeout_s:g} s.",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        self._keeper.keep(place, lambda: None)
+        return place
+
+    async def leave(self, place: Lease | None) -> None:
+        """Give the place up; called only after the episode's cleanup."""
+        if place is not None:
+            await self._keeper.release(place)
