@@ -2,15 +2,19 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
-from functools import partial
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from shared.configuration import load_settings
 from shared.errors import ConfigurationError
 from shared.settings import SERVICE_NAMES, LoadedSettings
+
+if TYPE_CHECKING:
+    from services.launcher.embedded import EmbeddedMesh
 
 USAGE_ERROR: Final = 2
 
@@ -171,7 +175,7 @@ def _loaded(arguments: argparse.Namespace) -> LoadedSettings:
 def _up(arguments: argparse.Namespace) -> int:
     from services.launcher.mesh import run_mesh
 
-    return run_mesh(_loaded(arguments), on_death=arguments.on_death, announce=partial(print, flush=True))
+    return run_mesh(_loaded(arguments), on_death=arguments.on_death)
 
 
 def _serve(arguments: argparse.Namespace) -> int:
@@ -190,21 +194,39 @@ def _serve(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     from services.collector.arguments import options_of
     from services.collector.run import run
-    from services.launcher.embedded import embedded_mesh
 
     options = options_of(arguments)
     if arguments.url is not None:
         return run(options, arguments.url)
-    with embedded_mesh(_loaded(arguments)) as mesh:
+    with _own_mesh(arguments) as mesh:
         return run(options, mesh.environment_url)
 
 
 def _demo(arguments: argparse.Namespace) -> int:
     from services.collector.demo_rows import run_demo
-    from services.launcher.embedded import embedded_mesh
 
-    with embedded_mesh(_loaded(arguments)) as mesh:
+    with _own_mesh(arguments) as mesh:
         return run_demo(mesh.environment_url)
+
+
+@contextmanager
+def _own_mesh(arguments: argparse.Namespace) -> Iterator["EmbeddedMesh"]:
+    """Four services for the length of one command; they log to a file, so that the screen is the command's."""
+    from services.launcher.embedded import EmbeddedMeshError, embedded_mesh
+
+    loaded = _loaded(arguments)
+    log_path = loaded.settings.state_dir / "mesh.log"
+    began = time.monotonic()
+    print("Starting the four services …", file=sys.stderr)
+    try:
+        with embedded_mesh(loaded, log_path=log_path) as mesh:
+            services = mesh.loaded.settings.services
+            print(f"Ready after {time.monotonic() - began:.1f} s; their log is {log_path}.", file=sys.stderr)
+            for name in SERVICE_NAMES:
+                print(f"  {name:<12} {services.url_of(name)}", file=sys.stderr)
+            yield mesh
+    except EmbeddedMeshError as error:
+        raise SystemExit(f"The services failed: {error}\nTheir log is {log_path}.") from error
 
 
 def _doctor(arguments: argparse.Namespace) -> int:

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
-from typing import Any, Final, get_args
+from typing import Any, Final, get_args, get_origin
 
 from pydantic import BaseModel, SecretStr
 
@@ -13,6 +13,7 @@ from shared.contracts.episode import EpisodeReply, FlatRow, NativeRequest
 from shared.contracts.failure import Failure
 from shared.contracts.resources import Verdict
 from shared.errors import ConfigurationProblem
+from shared.plugins import PluginFolder
 from shared.settings import LoadedSettings, Settings
 
 SCHEMAS: Final[dict[str, type[BaseModel]]] = {
@@ -24,6 +25,11 @@ SCHEMAS: Final[dict[str, type[BaseModel]]] = {
     "verdict": Verdict,
     "receipt": CloseReceipt,
     "capture": Capture,
+}
+PLUGIN_FOLDERS: Final = {
+    "models.<name>": PluginFolder("services.model_proxy.upstreams", "upstream"),
+    "agents.<name>": PluginFolder("services.agent.harnesses", "harness"),
+    "resources.<name>": PluginFolder("services.resources.verifiers", "verifier"),
 }
 HIDDEN: Final = "(set, hidden)"
 _USER_INFO: Final = re.compile(r"(://)[^/@\s]+@")
@@ -81,22 +87,28 @@ def _told(value: Any) -> str:
 
 
 def defaults_table() -> Iterator[str]:
-    """The table of defaults as it stands in the documentation."""
+    """The table of defaults as it stands in the documentation, plug-ins' own options included."""
     yield "| key | default | meaning |"
     yield "| --- | --- | --- |"
-    yield from _defaults(Settings, "")
+    yield from _defaults(Settings, "", None)
+    for section, folder in PLUGIN_FOLDERS.items():
+        for name in folder.names():
+            yield from _defaults(folder.module(name).Options, f"{section} ({folder.kind}: {name}).", None)
 
 
-def _defaults(model: type[BaseModel], prefix: str) -> Iterator[str]:
+def _defaults(model: type[BaseModel], prefix: str, instance: BaseModel | None) -> Iterator[str]:
+    """`instance` holds the defaults of a section that has other ones than its type."""
     for name, field in model.model_fields.items():
         key = f"{prefix}{name}"
+        default = getattr(instance, name) if instance is not None else field.get_default(call_default_factory=True)
         section = _section(field.annotation)
         if section is not None:
-            named = f"{key}.<name>." if getattr(field.annotation, "__origin__", None) is dict else f"{key}."
-            yield from _defaults(section, named)
+            named = f"{key}.<name>." if get_origin(field.annotation) is dict else f"{key}."
+            yield from _defaults(section, named, default if isinstance(default, BaseModel) else None)
             continue
-        default = "(required)" if field.is_required() else _told(field.get_default())
-        yield f"| `{key}` | `{default}` | {field.description or ''} |"
+        told = "(required)" if instance is None and field.is_required() else _told(default)
+        meaning = " ".join((field.description or "").split())
+        yield f"| `{key}` | `{told}` | {meaning} |"
 
 
 def _section(annotation: Any) -> type[BaseModel] | None:

@@ -9,13 +9,20 @@ import importlib
 import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import EntryPoints, entry_points
 from types import ModuleType
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from shared.errors import ConfigurationProblem, unknown_name
+
+
+@cache
+def _installed(group: str) -> EntryPoints:
+    """A group's entry points. Reading them takes 10 to 20 ms, and what is installed does not change while we run."""
+    return entry_points(group=group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +40,7 @@ class PluginFolder:
         """All plug-ins that can be had, sorted."""
         package = importlib.import_module(self.package)
         found = {module.name for module in pkgutil.iter_modules(package.__path__) if not module.name.startswith("_")}
-        return sorted(found | {entry.name for entry in entry_points(group=self.group)})
+        return sorted(found | {entry.name for entry in _installed(self.group)})
 
     def module(self, name: str) -> ModuleType:
         """The plug-in's module.
@@ -41,7 +48,7 @@ class PluginFolder:
         Raises:
             LookupError: there is none of that name; the message gives the known names and the nearest.
         """
-        for entry in entry_points(group=self.group):
+        for entry in _installed(self.group):
             if entry.name == name:
                 return importlib.import_module(entry.value)
         if name not in self.names():

@@ -48,7 +48,7 @@ def configure_logging(service: str, level: str = "info") -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    for noisy in ("uvicorn.access", "mcp", "httpx"):
+    for noisy in ("uvicorn", "mcp", "httpx"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 

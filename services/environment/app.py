@@ -10,7 +10,7 @@ from services.environment.budgets import Budgets
 from services.environment.desk import Desk
 from services.environment.episode import Parties
 from services.environment.outcome import OutcomePolicy
-from services.environment.routes import DeskHolder, routes
+from services.environment.routes import DeskHolder, add_routes
 from shared.clients.agent import AgentClient
 from shared.clients.resources import ResourcesClient
 from shared.http.service import Mesh, create_service, require_token
@@ -44,7 +44,7 @@ def create_app(loaded: LoadedSettings) -> FastAPI:
         require_token(headers, client_token)
 
     app = create_service("environment", loaded, lifespan=lifespan, authorize=authorize, ready=store.ping)
-    app.include_router(routes(app.state.mesh, holder))
+    add_routes(app, app.state.mesh, holder)
     return app
 
 

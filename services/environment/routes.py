@@ -5,27 +5,24 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Literal
 
 import orjson
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 from starlette.responses import StreamingResponse
 
 from services.environment.desk import Desk
 from services.environment.record import EpisodeRecord, status_body
 from services.environment.rows import read_row
 from shared.clients.resources import ResourcesClient
-from shared.contracts.episode import EpisodeReply, FlatRow
+from shared.contracts.episode import FlatRow
 from shared.errors import ConflictError, DrainingError, NotFoundError, UnknownNameError
 from shared.http import headers as names
 from shared.http.prefer import read_prefer
-from shared.http.service import RETRY_AFTER_S, Mesh, body_schema, disconnected, json_reply
+from shared.http.service import RETRY_AFTER_S, Mesh, Service, body_schema, disconnected, json_reply
 
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 AGGREGATE_TIMEOUT_S = 600.0
 
 
-def routes(mesh: Mesh, desk: "DeskHolder") -> APIRouter:
-    router = APIRouter()
-
-    @router.post("/run", openapi_extra=body_schema(FlatRow), responses={200: {"model": EpisodeReply}})
+def add_routes(app: Service, mesh: Mesh, desk: "DeskHolder") -> None:
     async def run(request: Request) -> Response:
         """Run one prepared row, native or flat; the same episode again joins it or replays its outcome."""
         mesh.refuse_when_draining()
@@ -39,7 +36,9 @@ def routes(mesh: Mesh, desk: "DeskHolder") -> APIRouter:
             record = await desk.now.wait(key, prefer.longest_wait_s)
         return await _answer(record, desk.now, mesh, may_defer=prefer.respond_async)
 
-    @router.post("/aggregate_metrics")
+    app.add_bare_route("POST", "/run", run, openapi_extra=body_schema(FlatRow))
+
+    @app.post("/aggregate_metrics")
     async def aggregate_metrics(request: Request, environment: str | None = None) -> Response:
         """Metrics over many results, from the environment's resources entry."""
         known = mesh.settings.environments
@@ -49,12 +48,11 @@ def routes(mesh: Mesh, desk: "DeskHolder") -> APIRouter:
         client = ResourcesClient(mesh.client, mesh.settings.services.url_of("resources"), known[name].resources)
         return json_reply(await client.aggregate_metrics(await request.body(), timeout_s=AGGREGATE_TIMEOUT_S))
 
-    _add_episode_routes(router, mesh, desk)
-    return router
+    _add_episode_routes(app, mesh, desk)
 
 
-def _add_episode_routes(router: APIRouter, mesh: Mesh, desk: "DeskHolder") -> None:
-    @router.get("/episodes")
+def _add_episode_routes(app: Service, mesh: Mesh, desk: "DeskHolder") -> None:
+    @app.get("/episodes")
     async def episodes(
         state: Literal["queued", "running", "done"] | None = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
@@ -64,18 +62,18 @@ def _add_episode_routes(router: APIRouter, mesh: Mesh, desk: "DeskHolder") -> No
         found = await desk.now.list(state, limit, after)
         return json_reply(b'{"episodes":[' + b",".join(status_body(record) for record in found) + b"]}")
 
-    @router.get("/episodes/{key}")
+    @app.get("/episodes/{key}")
     async def episode(request: Request, key: str) -> Response:
         """The outcome (200), or the stage (202) when it has not ended within `Prefer: wait=N`."""
         record = await desk.now.wait(key, read_prefer(request.headers).wait_s or 0.0)
         return await _answer(record, desk.now, mesh, may_defer=True)
 
-    @router.delete("/episodes/{key}", status_code=202)
+    @app.delete("/episodes/{key}", status_code=202)
     async def cancel(key: str) -> Response:
         """Cancel: cleanup runs, nothing is verified, whoever waits is given the failure `cancelled`."""
         return json_reply(status_body(await desk.now.cancel(key)), 202)
 
-    @router.get("/episodes/{key}/events")
+    @app.get("/episodes/{key}/events")
     async def events(key: str) -> Response:
         """Stage changes as server-sent events; the last one is `end`."""
         first = await desk.now.wait(key, 0.0)

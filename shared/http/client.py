@@ -6,6 +6,7 @@ idle connection in the very moment in which it is used again.
 """
 
 import asyncio
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -24,6 +25,7 @@ KEEP_ALIVE_S: Final = 15.0
 CONNECT_TIMEOUT_S: Final = 5.0
 ATTEMPTS: Final = 3
 FIRST_PAUSE_S: Final = 0.05
+IN_PIECES_FROM_BYTES: Final = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,7 @@ class HttpClient:
         try:
             async with asyncio.timeout(deadline.within(deadline.left_s)):
                 async with self._opened().request(
-                    method, url, data=body, headers=headers, allow_redirects=False
+                    method, url, data=_payload(body), headers=headers, allow_redirects=False
                 ) as response:
                     return Reply(
                         response.status,
@@ -167,3 +169,8 @@ class HttpClient:
                 service=service,
                 sent=False,
             ) from error
+
+
+def _payload(body: bytes | None) -> bytes | io.BytesIO | None:
+    """A large body is written in pieces, so that the loop goes on meanwhile."""
+    return io.BytesIO(body) if body is not None and len(body) > IN_PIECES_FROM_BYTES else body

@@ -31,6 +31,7 @@ class _Server(uvicorn.Server):
                 lifespan="on",
                 log_config=None,
                 access_log=False,
+                proxy_headers=False,
                 server_header=False,
                 timeout_keep_alive=round(serving.keep_alive_s),
                 timeout_graceful_shutdown=max(1, round(serving.stop_grace_s)),

@@ -8,7 +8,7 @@ import asyncio
 import hmac
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -33,6 +33,7 @@ from shared.errors import (
     UnauthorizedError,
 )
 from shared.http import headers as names
+from shared.http.bare_route import BareRoute, Endpoint
 from shared.http.client import HttpClient
 from shared.http.problems import JSON_TYPE, bad_row, render
 from shared.settings import LoadedSettings, ServiceName, Settings
@@ -95,11 +96,12 @@ def require_token(headers: Headers, expected: str | None) -> None:
         raise UnauthorizedError("This request needs the mesh's bearer token in its Authorization header.")
 
 
-class Edge:
-    """Pure ASGI: authorisation, body limit, context, metrics, errors."""
+class _Edge:
+    """Pure ASGI: authorisation, body limit, context, metrics, errors; calls bare routes by itself."""
 
-    def __init__(self, app: ASGIApp, mesh: Mesh, authorize: Authorize) -> None:
+    def __init__(self, app: ASGIApp, bare_routes: Sequence[BareRoute], mesh: Mesh, authorize: Authorize) -> None:
         self._app = app
+        self._bare_routes = bare_routes
         self._mesh = mesh
         self._authorize = authorize
         self._max_body_bytes = mesh.settings.serving.max_body_mib * 2**20
@@ -122,14 +124,16 @@ class Edge:
         try:
             if scope["path"] not in PUBLIC_PATHS:
                 self._authorize(scope["path"], headers)
-            await self._app(scope, self._limited(headers, receive), counted_send)
+            route = next((route for route in self._bare_routes if route.serves(scope)), None)
+            app = self._app if route is None else route.app
+            await app(scope, self._limited(headers, receive), counted_send)
         except Exception as error:
             if status:
                 raise
             await _respond(_as_paddock_error(error), scope, receive, counted_send)
         finally:
-            route = getattr(scope.get("route"), "path", "other")
-            self._mesh.metrics.requests.labels(route, str(status)).inc()
+            path = getattr(scope.get("route"), "path", "other")
+            self._mesh.metrics.requests.labels(path, str(status)).inc()
 
     def _limited(self, headers: Headers, receive: Receive) -> Receive:
         limit = self._max_body_bytes
@@ -193,6 +197,28 @@ async def _on_request_validation(request: Request, error: Exception) -> Response
     )
 
 
+class Service(FastAPI):
+    """A FastAPI application behind the mesh's edge."""
+
+    def __init__(self, mesh: Mesh, authorize: Authorize, **options: Any) -> None:
+        super().__init__(**options)
+        self.state.mesh = mesh
+        self._bare_routes: list[BareRoute] = []
+        self._edge = _Edge(super().__call__, self._bare_routes, mesh, authorize)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self
+        await self._edge(scope, receive, send)
+
+    def add_bare_route(
+        self, method: str, path: str, endpoint: Endpoint, *, openapi_extra: dict[str, Any] | None = None
+    ) -> None:
+        """Add a route of a hot path; it is tried before all others, in the order of addition."""
+        route = BareRoute(path, endpoint, methods=[method], openapi_extra=openapi_extra)
+        self.router.routes.append(route)
+        self._bare_routes.append(route)
+
+
 Lifespan = Callable[[Mesh], AbstractAsyncContextManager[None]]
 Ready = Callable[[], Awaitable[None]]
 
@@ -204,7 +230,7 @@ def create_service(
     lifespan: Lifespan,
     authorize: Authorize | None = None,
     ready: Ready | None = None,
-) -> FastAPI:
+) -> Service:
     """The application of one service; its `state.mesh` is the `Mesh`.
 
     `authorize` decides who may call (the mesh token by default), `ready` raises while a dependency is away.
@@ -219,14 +245,15 @@ def create_service(
         finally:
             await mesh.client.close()
 
-    app = FastAPI(
+    app = Service(
+        mesh,
+        authorize or _needs_mesh_token(loaded.settings),
         title=f"Paddock {name.replace('_', ' ')}",
         version=package_version(),
         lifespan=whole_life,
         redoc_url=None,
+        telemetry={"tracing": False, "metrics": False, "logs": False},
     )
-    app.state.mesh = mesh
-    app.add_middleware(Edge, mesh=mesh, authorize=authorize or _needs_mesh_token(loaded.settings))
     app.add_exception_handler(PaddockError, _on_error)
     app.add_exception_handler(ValidationError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_exception)

@@ -176,6 +176,15 @@ class MemoryStore:
         now = self._clock()
         return {member for member, expires_at in self._sets.get(key, {}).items() if expires_at > now}
 
+    def size(self) -> dict[str, int]:
+        """How much is held, expired things that were not swept yet included."""
+        return {
+            "records": len(self._records),
+            "logs": len(self._logs),
+            "leases": len(self._places),
+            "members": sum(map(len, self._sets.values())),
+        }
+
     def _live(self, key: str) -> Record | None:
         entry = self._records.get(key)
         return entry.record if entry is not None and entry.expires_at > self._clock() else None
@@ -220,6 +229,10 @@ class MemoryStore:
             del self._records[key]
         for key in [key for key, log in self._logs.items() if log.expires_at <= now]:
             del self._logs[key]
+        for members in self._sets.values():
+            for member in [member for member, expires_at in members.items() if expires_at <= now]:
+                del members[member]
+        self._sets = {key: members for key, members in self._sets.items() if members}
         for line in self._places.values():
             self._expire(line)
         for name in [name for name, line in self._places.items() if not line.held and not line.queue]:

@@ -326,9 +326,12 @@ async def test_a_queued_episode_that_is_cancelled_takes_no_place() -> None:
 async def queued(home: House, key: str) -> None:
     """Return when the episode stands in the queue."""
     async with asyncio.timeout(SOON_S):
-        while (await home.http.get(f"/episodes/{key}")).status_code == 404:
+        while True:
+            reply = await home.http.get(f"/episodes/{key}")
+            if reply.status_code != 404:
+                break
             await asyncio.sleep(0.01)
-    assert (await home.http.get(f"/episodes/{key}")).json()["state"] == "queued"
+    assert reply.json()["state"] == "queued"
 
 
 @pytest.mark.behaviour("ES-1", "ES-2", "ES-4")

@@ -188,6 +188,7 @@ async def test_a_row_of_thirty_megabytes_runs_and_a_larger_body_than_allowed_is_
     patient = {"sums": {"verifier": "math", "verify_timeout_s": 30.0}}
     async with house(more={"resources": patient}, cleanup_timeout_s=60.0) as home:
         reply = await home.run(native("big", blob=big))
+        assert "failure" not in reply.json(), reply.json()["failure"]
         assert reply.json()["result"]["reward"] == 1.0
         assert home.parties.bodies["verify"][0]["blob"] == big
     async with house(more={"serving": {"max_body_mib": 1}}) as home:

@@ -1,0 +1,196 @@
+"""The HTTP client: pooled, bounded, and repeating only what may be repeated."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from shared.contracts.failure import FailureKind
+from shared.errors import ServiceError, TransportError
+from shared.http.client import HttpClient
+from shared.telemetry import current_key
+
+SOON_S = 10.0
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nset-cookie: a=b; Path=/\r\nX-Thing: 1\r\n\r\nok"
+
+Serve = Callable[[bytes, asyncio.StreamWriter, int], Awaitable[bool]]
+
+
+class Peer:
+    """Raw HTTP: `serve` is given each request's bytes and its number; False ends the connection."""
+
+    def __init__(self, serve: Serve) -> None:
+        self._serve = serve
+        self.requests: list[bytes] = []
+        self.connections = 0
+        self._handlers: set[asyncio.Task[None]] = set()
+
+    async def end(self) -> None:
+        """End all connections that are open still."""
+        for handler in self._handlers:
+            handler.cancel()
+        await asyncio.gather(*self._handlers, return_exceptions=True)
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._handlers.add(task)
+        try:
+            await self._handle(reader, writer)
+        finally:
+            self._handlers.discard(task)
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            going = True
+            while going:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]) if b"ontent-" in head else 0
+                self.requests.append(head + await reader.readexactly(length))
+                going = await self._serve(self.requests[-1], writer, len(self.requests))
+                await writer.drain()
+
+
+@contextlib.asynccontextmanager
+async def peer(serve: Serve) -> AsyncIterator[tuple[Peer, str]]:
+    served = Peer(serve)
+    server = await asyncio.start_server(served.handle, "127.0.0.1", 0)
+    try:
+        yield served, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        await served.end()
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[HttpClient]:
+    client = HttpClient("mesh-token")
+    yield client
+    await client.close()
+
+
+async def answer(_request: bytes, writer: asyncio.StreamWriter, _number: int) -> bool:
+    writer.write(OK)
+    return True
+
+
+async def test_a_call_carries_token_key_trace_and_deadline_and_reuses_its_connection(client: HttpClient) -> None:
+    current_key.set("r1-a2")
+    async with peer(answer) as (served, url):
+        for _ in range(3):
+            reply = await client.request("POST", url, service="peer", timeout_s=SOON_S, body=b"{}", cookies={"c": "1"})
+        assert (reply.status, reply.body, reply.cookies) == (200, b"ok", {"a": "b"})
+        assert reply.headers["x-thing"] == "1"
+        assert served.connections == 1
+        head = served.requests[0].decode().lower()
+        assert "authorization: bearer mesh-token" in head
+        assert "x-paddock-key: r1-a2" in head
+        assert "x-paddock-deadline: 10.0" in head
+        assert "traceparent: 00-" in head
+        assert "cookie: c=1" in head
+
+
+@pytest.mark.parametrize("replayable", [True, False])
+async def test_a_lost_answer_is_asked_for_again_only_where_the_peer_replays_it(
+    client: HttpClient, replayable: bool
+) -> None:
+    async def drop_first(_request: bytes, writer: asyncio.StreamWriter, number: int) -> bool:
+        if number > 1:
+            writer.write(OK)
+        return number > 1
+
+    async with peer(drop_first) as (served, url):
+        call = client.request("POST", url, service="peer", timeout_s=SOON_S, body=b"{}", replayable=replayable)
+        if replayable:
+            assert (await call).body == b"ok"
+            assert len(served.requests) == 2
+            assert served.requests[0].split(b"\r\n\r\n")[1] == served.requests[1].split(b"\r\n\r\n")[1]
+        else:
+            with pytest.raises(TransportError) as caught:
+                await call
+            assert caught.value.kind is FailureKind.TRANSPORT_PEER_DROP
+            assert caught.value.sent is True
+            assert len(served.requests) == 1
+
+
+async def test_a_server_that_ends_idle_connections_costs_no_call(client: HttpClient) -> None:
+    async def answer_and_end_soon(_request: bytes, writer: asyncio.StreamWriter, _number: int) -> bool:
+        writer.write(OK)
+        asyncio.get_running_loop().call_later(0.02, writer.close)
+        return True
+
+    async with peer(answer_and_end_soon) as (served, url):
+        for _ in range(50):
+            reply = await client.request("POST", url, service="peer", timeout_s=SOON_S, body=b"{}", replayable=True)
+            assert reply.body == b"ok"
+            await asyncio.sleep(0.02)
+        assert served.connections > 1
+
+
+async def test_a_refused_connection_is_tried_again_and_then_told(client: HttpClient) -> None:
+    with pytest.raises(TransportError) as caught:
+        await client.request("POST", "http://127.0.0.1:9/", service="agent", timeout_s=SOON_S, body=b"{}")
+    assert caught.value.kind is FailureKind.TRANSPORT_UNREACHABLE
+    assert caught.value.sent is False
+    assert "agent cannot be reached" in caught.value.message
+
+
+async def test_a_server_that_comes_up_meanwhile_is_reached(client: HttpClient) -> None:
+    async with peer(answer) as (_, url):
+        port = int(url.rpartition(":")[2])
+    call = asyncio.create_task(client.request("POST", url, service="peer", timeout_s=SOON_S, body=b"{}"))
+    await asyncio.sleep(0.02)
+    served = Peer(answer)
+    server = await asyncio.start_server(served.handle, "127.0.0.1", port)
+    assert (await call).body == b"ok"
+    server.close()
+    await served.end()
+
+
+async def test_a_hanging_peer_is_a_timeout_and_not_repeated(client: HttpClient) -> None:
+    async def hang(_request: bytes, _writer: asyncio.StreamWriter, _number: int) -> bool:
+        await asyncio.sleep(SOON_S)
+        return False
+
+    async with peer(hang) as (served, url):
+        with pytest.raises(TransportError) as caught:
+            await client.request("POST", url, service="peer", timeout_s=0.2, body=b"{}", replayable=True)
+        assert caught.value.kind is FailureKind.TRANSPORT_TIMEOUT
+        assert len(served.requests) == 1
+
+
+async def test_an_error_status_is_raised_with_what_the_peer_said(client: HttpClient) -> None:
+    async def busy(_request: bytes, writer: asyncio.StreamWriter, _number: int) -> bool:
+        writer.write(b"HTTP/1.1 503 Busy\r\nretry-after: 7\r\ncontent-length: 4\r\n\r\nbusy")
+        return True
+
+    async with peer(busy) as (_, url):
+        with pytest.raises(ServiceError) as caught:
+            await client.request("GET", url, service="peer", timeout_s=SOON_S)
+        assert caught.value.status == 503
+        assert caught.value.retry_after_s == 7
+        assert caught.value.origin is not None
+        assert caught.value.origin.body_excerpt == "busy"
+
+
+async def test_a_body_that_ends_too_early_is_a_dropped_connection(client: HttpClient) -> None:
+    async def half(_request: bytes, writer: asyncio.StreamWriter, _number: int) -> bool:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nhalf")
+        return False
+
+    async with peer(half) as (_, url):
+        with pytest.raises(TransportError) as caught:
+            await client.request("GET", url, service="peer", timeout_s=SOON_S)
+        assert caught.value.kind is FailureKind.TRANSPORT_PEER_DROP
+
+
+async def test_a_large_body_arrives_whole(client: HttpClient) -> None:
+    body = bytes(range(256)) * 20_000
+    async with peer(answer) as (served, url):
+        await client.request("POST", url, service="peer", timeout_s=SOON_S, body=body)
+        assert served.requests[0].endswith(body)
