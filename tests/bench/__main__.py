@@ -1,0 +1,201 @@
+"""`make bench`: our figures beside the bare limit, real processes on loopback, one run.
+
+Ratios and CPU per request can be compared between machines; absolute times cannot.
+"""
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import orjson
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from services.launcher.embedded import EmbeddedMesh, embedded_mesh
+from shared.clients.model_proxy import model_base_url
+from shared.configuration import load_settings
+from shared.http.service import mesh_token_of
+from tests.bench.load import Job
+
+EPISODES = ((1, 400), (16, 2000), (64, 4000))
+CALLS = ((1, 1500), (32, 6000))
+WARM_UP = 200
+
+ROW: dict[str, Any] = {
+    "environment": "string_match",
+    "expected_answer": "Paris",
+    "extraction_mode": "boxed",
+    "responses_create_params": {
+        "input": [
+            {"role": "user", "content": "What is the capital of France? Put your final answer in \\boxed{}."},
+        ]
+    },
+}
+QUESTION = {"model": "policy", "input": "What is the capital of France?"}
+CHAT = {"model": "policy", "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One load: requests a second, latencies in ms, CPU ms per request of the watched processes."""
+
+    per_second: float
+    p50_ms: float
+    p95_ms: float
+    first_p50_ms: float | None
+    cpu_ms: float
+
+
+def _cpu_s(processes: Sequence[psutil.Process]) -> float:
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+
+def measure(job: Job, watched: Sequence[psutil.Process]) -> Measured:
+    """Run a job in a fresh process."""
+    before = _cpu_s(watched)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.bench.load"], input=job.to_json(), capture_output=True, check=False, timeout=600
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"the load generator failed: {done.stderr.decode()[-2000:]}")
+    cpu_s = _cpu_s(watched) - before
+    told = orjson.loads(done.stdout)
+    latencies = sorted(told["latencies"])
+    firsts = sorted(told["firsts"])
+    return Measured(
+        per_second=job.requests / told["seconds"],
+        p50_ms=latencies[len(latencies) // 2],
+        p95_ms=latencies[int(len(latencies) * 0.95)],
+        first_p50_ms=firsts[len(firsts) // 2] * 1e3 if firsts else None,
+        cpu_ms=cpu_s * 1e3 / job.requests,
+    )
+
+
+@contextmanager
+def program(name: str, *arguments: str) -> Iterator[tuple[str, psutil.Process]]:
+    """One of `tests.bench.programs`: its base URL and its process."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.bench.programs", name, *arguments], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        yield f"http://127.0.0.1:{port}", psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        process.wait(10)
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _services() -> list[psutil.Process]:
+    """The launcher and its services."""
+    found: list[psutil.Process] = psutil.Process().children(recursive=True)
+    return found
+
+
+def start_up(folder: Path, _scale: float) -> list[tuple[str, str, str]]:
+    """Time to ready, processes and memory of the embedded mesh."""
+    began = time.monotonic()
+    with embedded_mesh(load_settings([], {}), log_path=folder / "start.log"):
+        ready_s = time.monotonic() - began
+        mesh = _services()
+        rss = sum(process.memory_info().rss for process in mesh) / 2**20
+        pss = sum(process.memory_full_info().pss for process in mesh) / 2**20
+        processes = len(mesh)
+    return [
+        ("command → ready", f"{ready_s:.2f} s", "≤ 2 s"),
+        ("processes", str(processes), "≤ 6"),
+        ("RSS", f"{rss:.0f} MB", "≤ 450 MB"),
+        ("PSS", f"{pss:.0f} MB", "≤ 200 MB"),
+    ]
+
+
+def episodes(folder: Path, scale: float) -> list[tuple[str, str, str]]:
+    """Episodes without a tool call, beside seven bare hops under the same load."""
+    rows = []
+    with embedded_mesh(load_settings([], {}), log_path=folder / "episodes.log") as mesh:
+        url, watched = f"{mesh.environment_url}/run", _services()
+        measure(Job(url, ROW, {}, WARM_UP, 8, '"reward":1.0'), watched)
+        ours = {n: measure(Job(url, ROW, {}, int(count * scale), n, '"reward":1.0'), watched) for n, count in EPISODES}
+    with program("leaf") as (leaf_url, leaf), program("hops", f"{leaf_url}/") as (hops_url, hops):
+        bare_url, watched = f"{hops_url}/run", [leaf, hops]
+        measure(Job(bare_url, ROW, {}, WARM_UP, 8, "Paris"), watched)
+        bare = {n: measure(Job(bare_url, ROW, {}, int(count * scale), n, "Paris"), watched) for n, count in EPISODES}
+    goals = {1: "p50 ≤ 6 ms", 16: "", 64: "≥ 500/s, ≤ 3 ms CPU"}
+    for n, _ in EPISODES:
+        a, b = ours[n], bare[n]
+        told = f"{a.per_second:.0f}/s, p50 {a.p50_ms:.1f} ms, p95 {a.p95_ms:.1f} ms, {a.cpu_ms:.2f} ms CPU"
+        limit = f"(7 bare hops: {b.per_second:.0f}/s, {b.cpu_ms:.2f} ms CPU; ours is {a.cpu_ms / b.cpu_ms:.1f} x)"
+        rows.append((f"episodes, {n} at once", f"{told} {limit}", goals[n]))
+    return rows
+
+
+def bridge(folder: Path, scale: float) -> list[tuple[str, str, str]]:
+    """The model proxy beside its upstream called directly, and beside one bare hop."""
+    rows = []
+    with program("upstream") as (upstream_url, _):
+        environ = {"PADDOCK_MODEL_BASE_URL": f"{upstream_url}/v1", "PADDOCK_MODEL_NAME": "m"}
+        with embedded_mesh(load_settings([], environ), log_path=folder / "bridge.log") as mesh:
+            for stream in (False, True):
+                for n, count in CALLS:
+                    rows.append(_bridge_row(mesh, upstream_url, stream, n, int(count * scale)))
+    return rows
+
+
+def _bridge_row(mesh: EmbeddedMesh, upstream_url: str, stream: bool, n: int, count: int) -> tuple[str, str, str]:
+    settings = mesh.loaded.settings
+    headers = {"Authorization": f"Bearer {mesh_token_of(settings)}", "Content-Type": "application/json"}
+    ours_url = model_base_url(settings.services.url_of("model_proxy"), f"bench-{n}-{stream}") + "/responses"
+    proxy = _listening_on(settings.services.model_proxy.port)
+    more = {"stream": True} if stream else {}
+    expect = "response.completed" if stream else "Paris"
+    direct = Job(
+        f"{upstream_url}/v1/chat/completions", CHAT | more, {}, count, n, "Paris" if not stream else "DONE", stream
+    )
+    ours = Job(ours_url, QUESTION | more, headers, count, n, expect, stream)
+    for job in (direct, ours):
+        measure(Job(job.url, job.body, job.headers, min(WARM_UP, count), n, job.expect, stream), [])
+    a, b = measure(ours, [proxy]), measure(direct, [])
+    ratio = b.per_second / a.per_second
+    told = f"{a.per_second:.0f}/s, {a.cpu_ms:.2f} ms CPU; upstream directly {b.per_second:.0f}/s; 1/{ratio:.1f}"
+    if a.first_p50_ms is not None and b.first_p50_ms is not None:
+        told += f"; first event + {a.first_p50_ms - b.first_p50_ms:.2f} ms"
+    goal = ("≥ 1/3" if n == 1 else "≥ 1/5") + (", ≤ 2 ms" if stream and n == 1 else "")
+    return f"bridge, {'SSE' if stream else 'JSON'}, {n} at once", told, goal
+
+
+def _listening_on(port: int) -> psutil.Process:
+    """The process among ours that serves the port."""
+    for process in _services():
+        serves = any(c.status == "LISTEN" and c.laddr.port == port for c in process.net_connections("tcp"))
+        if serves and not process.children():
+            return process
+    raise SystemExit(f"nobody of ours listens on {port}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
+    parser.add_argument("--scale", type=float, default=1.0, help="fraction of the requests (default: 1)")
+    scale = parser.parse_args().scale
+    console = Console(width=180)
+    table = Table("what", "measured", "goal", title=f"Paddock beside the bare limit, {psutil.cpu_count()} cores")
+    with TemporaryDirectory(prefix="paddock-bench-") as name:
+        folder = Path(name)
+        for measured in (start_up, episodes, bridge):
+            console.print(f"measuring: {(measured.__doc__ or '').rstrip('.')} …")
+            for row in measured(folder, scale):
+                table.add_row(*row)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()
