@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
 
 from shared.configuration import load_settings
 from shared.errors import ConfigurationError
-from shared.settings import SERVICE_NAMES, LoadedSettings
+from shared.settings import SERVICE_NAMES, LoadedSettings, ServiceSettings
 
 if TYPE_CHECKING:
     from services.launcher.embedded import EmbeddedMesh
@@ -187,7 +186,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     settings = loaded.settings
     configure_logging(arguments.service, settings.serving.log_level)
     app = application(arguments.service, loaded)
-    port = arguments.port or urlsplit(settings.services.url_of(arguments.service)).port or 80
+    configured: ServiceSettings = getattr(settings.services, arguments.service)
+    port = configured.port if arguments.port is None else arguments.port
     return serve(app, sockets=[listen(arguments.host, port, settings)], settings=settings)
 
 

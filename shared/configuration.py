@@ -37,6 +37,7 @@ def load_settings(paths: Sequence[Path], environ: Mapping[str, str] = os.environ
     sources: dict[str, str] = {}
     for source, layer in layers:
         _merge(values, layer, source, sources, "")
+    _bind_only_agent(values)
     loaded = LoadedSettings(_validated(values, sources), sources)
     if problems := _cross_problems(loaded):
         raise ConfigurationError(problems)
@@ -130,6 +131,16 @@ def _merge(into: dict[str, Any], layer: Mapping[str, Any], source: str, sources:
         else:
             into[name] = value
             sources[key] = source
+
+
+def _bind_only_agent(values: dict[str, Any]) -> None:
+    """An environment that names no agent gets the only one there is: benchmark and harness need not know each other."""
+    agents, environments = values.get("agents"), values.get("environments")
+    if not isinstance(environments, dict) or not isinstance(agents, dict) or len(agents) != 1:
+        return
+    for environment in environments.values():
+        if isinstance(environment, dict):
+            environment.setdefault("agent", next(iter(agents)))
 
 
 def _validated(values: dict[str, Any], sources: Mapping[str, str]) -> Settings:
