@@ -199,14 +199,19 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.url is not None:
         return run(options, arguments.url)
     with _own_mesh(arguments) as mesh:
-        return run(options, mesh.environment_url)
+        return run(options, mesh.environment_url, _client_token(mesh.loaded))
 
 
 def _demo(arguments: argparse.Namespace) -> int:
     from services.collector.demo_rows import run_demo
 
     with _own_mesh(arguments) as mesh:
-        return run_demo(mesh.environment_url)
+        return run_demo(mesh.environment_url, _client_token(mesh.loaded))
+
+
+def _client_token(loaded: LoadedSettings) -> str | None:
+    token = loaded.settings.security.client_token
+    return None if token is None else token.get_secret_value()
 
 
 @contextmanager

@@ -1,7 +1,9 @@
 """Prepared rows, native and flat, read into one form. What does not fit is refused with its field path."""
 
 import hashlib
+import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,6 +22,7 @@ _log = logging.getLogger(__name__)
 BOOKKEEPING_PREFIX: Final = "_ng_"
 # Fields of an answer: a row that carries one was answered before, or would be confused with an answer.
 ANSWER_FIELDS: Final = frozenset({"response", "reward", "mask_sample"})
+_LONG_NUMBER: Final = re.compile(rb"\d{19}")
 _ROLLOUT_ID: Final[TypeAdapter[str]] = TypeAdapter(RolloutId)
 
 
@@ -68,6 +71,8 @@ def read_row(body: bytes, settings: Settings, *, idempotency_key: str | None = N
         raw = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise BadRowError.of([FieldProblem(("body",), f"not valid JSON: {error}", "json_invalid")]) from error
+    if _LONG_NUMBER.search(body):
+        _refuse_long_integers(json.loads(body))
     if not isinstance(raw, dict):
         raise BadRowError.of([FieldProblem(("body",), "a row is a JSON object", "dict_type")])
     try:
@@ -76,6 +81,15 @@ def read_row(body: bytes, settings: Settings, *, idempotency_key: str | None = N
         return _flat(raw, FlatRow.model_validate(raw), settings, idempotency_key)
     except ValidationError as error:
         raise bad_row(error) from error
+
+
+def _refuse_long_integers(value: Any, loc: tuple[str | int, ...] = ()) -> None:
+    """An integer beyond 64 bits would arrive as a rounded one, and an answer would be graded against that."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        raise BadRowError.of([FieldProblem(loc, "integers beyond 64 bits must be written as strings", "int_too_long")])
+    if isinstance(value, dict | list):
+        for key, below in value.items() if isinstance(value, dict) else enumerate(value):
+            _refuse_long_integers(below, (*loc, key))
 
 
 def _native(raw: dict[str, Any], request: NativeRequest, settings: Settings) -> Row:

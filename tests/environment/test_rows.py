@@ -1,5 +1,6 @@
 """What a row must look like, and what its fields become."""
 
+import json
 from typing import Any
 
 import orjson
@@ -92,6 +93,14 @@ async def test_an_unknown_environment_is_answered_with_the_known_ones_and_the_ne
         assert reply.status_code == 422
         assert "Did you mean 'sums'?" in reply.json()["error"]["message"]
         assert "Known: sums" in reply.json()["error"]["message"]
+
+
+def test_an_integer_that_would_be_rounded_is_refused_and_a_long_one_that_fits_is_kept() -> None:
+    assert read_row(orjson.dumps(flat(n=2**64 - 1)), SETTINGS).task_data["n"] == 2**64 - 1
+    assert read_row(orjson.dumps(flat(n="1" * 40)), SETTINGS).task_data["n"] == "1" * 40
+    with pytest.raises(BadRowError) as caught:
+        read_row(json.dumps(flat(metadata={"values": [1, 10**30]})).encode(), SETTINGS)
+    assert caught.value.detail[0].path == "metadata.values.1"
 
 
 @pytest.mark.behaviour("ES-57")
