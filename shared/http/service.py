@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, Counter, generate_latest
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -104,6 +104,7 @@ class _Edge:
         self._bare_routes = bare_routes
         self._mesh = mesh
         self._authorize = authorize
+        self._counters: dict[tuple[str, int], Counter] = {}
         self._max_body_bytes = mesh.settings.serving.max_body_mib * 2**20
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -132,8 +133,13 @@ class _Edge:
                 raise
             await _respond(_as_paddock_error(error), scope, receive, counted_send)
         finally:
-            path = getattr(scope.get("route"), "path", "other")
-            self._mesh.metrics.requests.labels(path, str(status)).inc()
+            self._count(getattr(scope.get("route"), "path", "other"), status)
+
+    def _count(self, path: str, status: int) -> None:
+        counter = self._counters.get((path, status))
+        if counter is None:
+            counter = self._counters[path, status] = self._mesh.metrics.requests.labels(path, str(status))
+        counter.inc()
 
     def _limited(self, headers: Headers, receive: Receive) -> Receive:
         limit = self._max_body_bytes

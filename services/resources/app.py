@@ -1,0 +1,70 @@
+"""The resources server's application: owns tasks' verifiers, tools and sessions."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from starlette.routing import Route
+
+from services.resources.entries import Entry, Plugins, close_entries, create_entries, entry_problems
+from services.resources.judge import ProxyJudge
+from services.resources.mcp_server import McpEndpoint
+from services.resources.routes import Desk, add_routes
+from services.resources.sessions import Sessions
+from services.resources.verification import CLAIM_TTL_S, Verification
+from shared.errors import ConfigurationProblem
+from shared.http.service import Mesh, create_service, mesh_token_of
+from shared.ports.store import Store
+from shared.ports.verifier import Judge
+from shared.settings import LoadedSettings
+from shared.store.open import open_store
+
+
+def check(loaded: LoadedSettings) -> list[ConfigurationProblem]:
+    """Everything that is wrong with the configured resources entries."""
+    return entry_problems(loaded, Plugins())
+
+
+def create_app(
+    loaded: LoadedSettings,
+    *,
+    plugins: Plugins | None = None,
+    store: Store | None = None,
+    claim_ttl_s: float = CLAIM_TTL_S,
+) -> FastAPI:
+    """The application; a given `store` stays the caller's to close.
+
+    Raises:
+        ConfigurationError: with everything that is wrong.
+    """
+    entries = create_entries(loaded, plugins or Plugins())
+    opened = open_store(loaded) if store is None else store
+    sessions = Sessions(opened, mesh_token_of(loaded.settings) or "")
+
+    def judge_of(entry: Entry, key: str) -> Judge | None:
+        if entry.settings.judge is None:
+            return None
+        mesh: Mesh = app.state.mesh
+        proxy_url = loaded.settings.services.url_of("model_proxy")
+        return ProxyJudge(mesh.client, proxy_url, entry.settings.judge, key, entry.settings.verify_timeout_s)
+
+    verification = Verification(sessions, judge_of, claim_ttl_s=claim_ttl_s)
+    desk = Desk(entries, sessions, verification)
+    mcp = McpEndpoint(desk)
+
+    @asynccontextmanager
+    async def life(_mesh: Mesh) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await mcp.close()
+            await verification.close()
+            await close_entries(entries)
+            if store is None:
+                await opened.close()
+
+    app = create_service("resources", loaded, lifespan=life, ready=opened.ping)
+    # POST only: there is no stream to GET and no MCP session to DELETE. Before the tools, whose path matches it.
+    app.router.routes.append(Route("/{entry}/mcp", mcp, methods=["POST"], include_in_schema=False))
+    add_routes(app, desk)
+    return app
