@@ -1,4 +1,4 @@
-"""The one HTTP client for the hops between services and to upstreams.
+"""The one HTTP client for the hops between services.
 
 Pooled, bounded, typed errors. A request is repeated only where nothing was sent (a refused connection),
 or where the caller says that the peer joins or replays it by key (`replayable`): a server may close an
@@ -6,18 +6,16 @@ idle connection in the very moment in which it is used again.
 """
 
 import asyncio
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
-
-import aiohttp
 
 from shared.contracts.failure import FailureKind
 from shared.deadline import Deadline
 from shared.errors import TransportError
 from shared.http import headers as names
 from shared.http.problems import JSON_TYPE, read
+from shared.http.wire import BrokenConnectionError, NotConnectedError, RawReply, Wire
 from shared.telemetry import current_key, current_trace, new_traceparent
 
 # Shorter than any server of ours keeps an idle connection open, so that we close first.
@@ -25,7 +23,6 @@ KEEP_ALIVE_S: Final = 15.0
 CONNECT_TIMEOUT_S: Final = 5.0
 ATTEMPTS: Final = 3
 FIRST_PAUSE_S: Final = 0.05
-IN_PIECES_FROM_BYTES: Final = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,27 +38,12 @@ class Reply:
 class HttpClient:
     """Calls services of the mesh; made once per process, closed by whoever made it."""
 
-    def __init__(self, token: str | None = None, *, connections: int = 4096) -> None:
+    def __init__(self, token: str | None = None) -> None:
         self._token = token
-        self._connections = connections
-        self._session: aiohttp.ClientSession | None = None
-
-    def _opened(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=self._connections, keepalive_timeout=KEEP_ALIVE_S),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_TIMEOUT_S),
-                auto_decompress=True,
-                max_line_size=65_536,
-                max_field_size=65_536,
-            )
-        return self._session
+        self._wire = Wire(keep_alive_s=KEEP_ALIVE_S, connect_timeout_s=CONNECT_TIMEOUT_S)
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._wire.close()
 
     async def request(
         self,
@@ -122,55 +104,36 @@ class HttpClient:
         return sent | dict(given or {})
 
     async def _once(
-        self,
-        method: str,
-        url: str,
-        service: str,
-        body: bytes | None,
-        headers: dict[str, str],
-        deadline: Deadline,
+        self, method: str, url: str, service: str, body: bytes | None, headers: dict[str, str], deadline: Deadline
     ) -> Reply:
         try:
             async with asyncio.timeout(deadline.within(deadline.left_s)):
-                async with self._opened().request(
-                    method, url, data=_payload(body), headers=headers, allow_redirects=False
-                ) as response:
-                    return Reply(
-                        response.status,
-                        {name.lower(): value for name, value in response.headers.items()},
-                        {name: morsel.value for name, morsel in response.cookies.items()},
-                        await response.read(),
-                    )
-        except aiohttp.ClientConnectorError as error:
+                reply = await self._wire.request(method, url, headers, body)
+        except NotConnectedError as error:
             raise TransportError(
-                f"{service} cannot be reached: {error.strerror or error}.",
+                f"{service} cannot be reached: {error}.",
                 kind=FailureKind.TRANSPORT_UNREACHABLE,
                 service=service,
                 sent=False,
             ) from error
         except TimeoutError as error:
             raise TransportError(
-                f"{service} did not answer in time.",
-                kind=FailureKind.TRANSPORT_TIMEOUT,
-                service=service,
-                sent=True,
+                f"{service} did not answer in time.", kind=FailureKind.TRANSPORT_TIMEOUT, service=service, sent=True
             ) from error
-        except (aiohttp.ClientError, ConnectionError) as error:
+        except BrokenConnectionError as error:
             raise TransportError(
-                f"{service} dropped the connection: {str(error) or type(error).__name__}.",
+                f"{service} dropped the connection: {error}.",
                 kind=FailureKind.TRANSPORT_PEER_DROP,
                 service=service,
                 sent=True,
             ) from error
-        except OSError as error:
-            raise TransportError(
-                f"{service} cannot be called: {error}.",
-                kind=FailureKind.TRANSPORT_LOCAL_RESOURCE,
-                service=service,
-                sent=False,
-            ) from error
+        return Reply(reply.status, reply.headers, _cookies_set_by(reply), reply.body)
 
 
-def _payload(body: bytes | None) -> bytes | io.BytesIO | None:
-    """A large body is written in pieces, so that the loop goes on meanwhile."""
-    return io.BytesIO(body) if body is not None and len(body) > IN_PIECES_FROM_BYTES else body
+def _cookies_set_by(reply: RawReply) -> dict[str, str]:
+    """Names and values; what else a cookie says is for browsers."""
+    if "set-cookie" not in reply.headers:
+        return {}
+    lines = [reply.headers["set-cookie"], *(value for name, value in reply.repeated if name == "set-cookie")]
+    pairs = (line.partition(";")[0].partition("=") for line in lines)
+    return {name.strip(): value.strip().strip('"') for name, _, value in pairs}

@@ -6,16 +6,18 @@ says whether the server may have seen it. It knows no redirects, cookies, proxie
 
 import asyncio
 import ssl
-import zlib
 from collections import deque
 from dataclasses import dataclass
 from functools import cache
-from typing import Self, cast
+from typing import Final, Self, cast
 from urllib.parse import urlsplit
 
 import httptools
 
 from shared.http.http1_reply import Http1Error, Http1Reply
+
+# Copying a larger body costs more than a second write.
+_ONE_WRITE_MAX_BYTES: Final = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +137,17 @@ class _Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._reply: Http1Reply | None = None
         self._used = False
+        self._stray = False
 
     def begin(self, target: Target, body: bytes, silence_s: float, total_s: float) -> "Http1Reply":
         self._reply = reply = Http1Reply(self, self._used, silence_s, total_s)
         self._used = True
         assert self.transport is not None
-        self.transport.write(b"%b\r\ncontent-length: %d\r\n\r\n%b" % (target.head, len(body), body))
+        head = b"%b\r\ncontent-length: %d\r\n\r\n" % (target.head, len(body))
+        if len(body) <= _ONE_WRITE_MAX_BYTES:
+            self.transport.write(head + body)
+        else:
+            self.transport.writelines((head, body))
         return reply
 
     def end(self) -> None:
@@ -163,9 +170,11 @@ class _Connection(asyncio.Protocol):
         self._reply.touch()
         try:
             self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserCallbackError, zlib.error) as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if self._reply is not None:
                 self._reply.fail(Http1Error(f"the answer is no proper HTTP: {error.__context__ or error}"))
+            self.end()
+        if self._stray:
             self.end()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -175,6 +184,10 @@ class _Connection(asyncio.Protocol):
         if self._reply is not None:
             self._reply.lost(error)
             self._reply = None
+
+    def on_message_begin(self) -> None:
+        # A second answer: whatever it is, it must not be taken for that of the next request.
+        self._stray = self._reply is None
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._reply is not None:

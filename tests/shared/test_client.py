@@ -24,6 +24,8 @@ class Peer:
         self._serve = serve
         self.requests: list[bytes] = []
         self.connections = 0
+        self.readers: list[asyncio.StreamReader] = []
+        self.connected = asyncio.Condition()
         self._handlers: set[asyncio.Task[None]] = set()
 
     async def end(self) -> None:
@@ -46,6 +48,9 @@ class Peer:
 
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self.readers.append(reader)
+        async with self.connected:
+            self.connected.notify_all()
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             going = True
             while going:
@@ -194,3 +199,88 @@ async def test_a_large_body_arrives_whole(client: HttpClient) -> None:
     async with peer(answer) as (served, url):
         await client.request("POST", url, service="peer", timeout_s=SOON_S, body=body)
         assert served.requests[0].endswith(body)
+
+
+@pytest.mark.parametrize(
+    ("answered", "stays_open"),
+    [
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n4;x=y\r\ndefg\r\n0\r\n\r\n", True),
+        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 7\r\n\r\nabcdefg", True),
+        (b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nabcdefg", False),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 7\r\nconnection: close\r\n\r\nabcdefg", False),
+        (b"HTTP/1.0 200 OK\r\ncontent-length: 7\r\n\r\nabcdefg", False),
+    ],
+)
+@pytest.mark.parametrize("piece_bytes", [1, 7, 10_000])
+async def test_every_way_to_frame_an_answer_is_read(
+    client: HttpClient, answered: bytes, stays_open: bool, piece_bytes: int
+) -> None:
+    async def in_pieces(_request: bytes, writer: asyncio.StreamWriter, _number: int) -> bool:
+        for start in range(0, len(answered), piece_bytes):
+            writer.write(answered[start : start + piece_bytes])
+            await writer.drain()
+            await asyncio.sleep(0)
+        return stays_open
+
+    async with peer(in_pieces) as (served, url):
+        for _ in range(2):
+            assert (await client.request("GET", url, service="peer", timeout_s=SOON_S)).body == b"abcdefg"
+        assert served.connections == (1 if stays_open else 2)
+
+
+@pytest.mark.parametrize("nonsense", [b"SSH-2.0-x\r\n", b"HTTP/1.1 abc\r\n\r\n", b"\x00\x01\x02"])
+async def test_a_peer_that_speaks_no_http_is_a_dropped_connection(client: HttpClient, nonsense: bytes) -> None:
+    async def babble(_request: bytes, writer: asyncio.StreamWriter, _number: int) -> bool:
+        writer.write(nonsense)
+        return False
+
+    async with peer(babble) as (_, url):
+        with pytest.raises(TransportError) as caught:
+            await client.request("GET", url, service="peer", timeout_s=SOON_S)
+        assert caught.value.kind is FailureKind.TRANSPORT_PEER_DROP
+
+
+async def test_a_cancelled_call_ends_its_connection_and_spoils_no_other(client: HttpClient) -> None:
+    ended, asked = asyncio.Event(), asyncio.Event()
+
+    async def hang_first(_request: bytes, writer: asyncio.StreamWriter, number: int) -> bool:
+        if number > 1:
+            writer.write(OK)
+            return True
+        asked.set()
+        with contextlib.suppress(ConnectionError):
+            await served.readers[0].read()
+        ended.set()
+        return False
+
+    async with peer(hang_first) as (served, url):
+        call = asyncio.create_task(client.request("POST", url, service="peer", timeout_s=SOON_S, body=b"{}"))
+        await asyncio.wait_for(asked.wait(), SOON_S)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        await asyncio.wait_for(ended.wait(), SOON_S)
+        assert (await client.request("POST", url, service="peer", timeout_s=SOON_S, body=b"{}")).body == b"ok"
+        assert served.connections == 2
+
+
+async def test_a_header_cannot_smuggle_another_request(client: HttpClient) -> None:
+    async with peer(answer) as (served, url):
+        with pytest.raises(ValueError, match="line break"):
+            await client.request("GET", url, service="peer", timeout_s=SOON_S, headers={"X": "1\r\nY: 2"})
+        assert served.requests == []
+
+
+async def test_calls_at_once_use_a_connection_each(client: HttpClient) -> None:
+    gate = asyncio.Event()
+
+    async def wait(_request: bytes, writer: asyncio.StreamWriter, _number: int) -> bool:
+        await gate.wait()
+        writer.write(OK)
+        return True
+
+    async with peer(wait) as (served, url):
+        calls = [asyncio.create_task(client.request("GET", url, service="peer", timeout_s=SOON_S)) for _ in range(20)]
+        async with asyncio.timeout(SOON_S), served.connected:
+            await served.connected.wait_for(lambda: served.connections == 20)
+        gate.set()
+        assert [reply.body for reply in await asyncio.gather(*calls)] == [b"ok"] * 20
