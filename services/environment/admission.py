@@ -26,10 +26,8 @@ class Admission:
         """
         if environment.max_concurrent is None:
             return None
-        if self._waiting[name] >= environment.queue_size:
-            raise OverloadedError(
-                f"{self._waiting[name]} episodes of '{name}' wait for admission already.", retry_after_s=RETRY_AFTER_S
-            )
+        waiting = self._waiting[name]
+        full = waiting >= environment.queue_size
         self._waiting[name] += 1
         try:
             place = await self._store.acquire(
@@ -37,16 +35,19 @@ class Admission:
                 key,
                 ttl_s=LEASE_S,
                 places=environment.max_concurrent,
-                wait_s=environment.queue_timeout_s or 0.0,
+                wait_s=0.0 if full else environment.queue_timeout_s or 0.0,
             )
         finally:
             self._waiting[name] -= 1
         if place is None:
-            raise OverloadedError(
-                f"All {environment.max_concurrent} places of '{name}' stayed taken for"
-                f" {environment.queue_timeout_s:g} s.",
-                retry_after_s=RETRY_AFTER_S,
+            why = (
+                f"All {environment.max_concurrent} places of '{name}' are taken, and {waiting} episodes wait for"
+                " admission already."
+                if full
+                else f"All {environment.max_concurrent} places of '{name}' stayed taken for"
+                f" {environment.queue_timeout_s:g} s."
             )
+            raise OverloadedError(why, retry_after_s=RETRY_AFTER_S)
         self._keeper.keep(place, lambda: None)
         return place
 

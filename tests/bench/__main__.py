@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -142,31 +142,32 @@ def episodes(folder: Path, scale: float) -> list[tuple[str, str, str]]:
 def bridge(folder: Path, scale: float) -> list[tuple[str, str, str]]:
     """The model proxy beside its upstream called directly, and beside one bare hop."""
     rows = []
-    with program("upstream") as (upstream_url, _):
+    with program("upstream") as (upstream_url, _), program("passer", upstream_url) as (passer_url, passer):
         environ = {"PADDOCK_MODEL_BASE_URL": f"{upstream_url}/v1", "PADDOCK_MODEL_NAME": "m"}
         with embedded_mesh(load_settings([], environ), log_path=folder / "bridge.log") as mesh:
             for stream in (False, True):
                 for n, count in CALLS:
-                    rows.append(_bridge_row(mesh, upstream_url, stream, n, int(count * scale)))
+                    rows.append(_bridge_row(mesh, upstream_url, (passer_url, passer), stream, n, int(count * scale)))
     return rows
 
 
-def _bridge_row(mesh: EmbeddedMesh, upstream_url: str, stream: bool, n: int, count: int) -> tuple[str, str, str]:
+def _bridge_row(
+    mesh: EmbeddedMesh, upstream_url: str, passer: tuple[str, psutil.Process], stream: bool, n: int, count: int
+) -> tuple[str, str, str]:
     settings = mesh.loaded.settings
     headers = {"Authorization": f"Bearer {mesh_token_of(settings)}", "Content-Type": "application/json"}
     ours_url = model_base_url(settings.services.url_of("model_proxy"), f"bench-{n}-{stream}") + "/responses"
-    proxy = _listening_on(settings.services.model_proxy.port)
     more = {"stream": True} if stream else {}
-    expect = "response.completed" if stream else "Paris"
-    direct = Job(
-        f"{upstream_url}/v1/chat/completions", CHAT | more, {}, count, n, "Paris" if not stream else "DONE", stream
-    )
-    ours = Job(ours_url, QUESTION | more, headers, count, n, expect, stream)
-    for job in (direct, ours):
-        measure(Job(job.url, job.body, job.headers, min(WARM_UP, count), n, job.expect, stream), [])
-    a, b = measure(ours, [proxy]), measure(direct, [])
-    ratio = b.per_second / a.per_second
-    told = f"{a.per_second:.0f}/s, {a.cpu_ms:.2f} ms CPU; upstream directly {b.per_second:.0f}/s; 1/{ratio:.1f}"
+    chat_expect = "DONE" if stream else "Paris"
+    ours = Job(ours_url, QUESTION | more, headers, count, n, "response.completed" if stream else "Paris", stream)
+    direct = Job(f"{upstream_url}/v1/chat/completions", CHAT | more, {}, count, n, chat_expect, stream)
+    bare = replace(direct, url=f"{passer[0]}/v1/chat/completions")
+    for job in (direct, bare, ours):
+        measure(replace(job, requests=min(WARM_UP, count)), [])
+    a, b = measure(ours, [_listening_on(settings.services.model_proxy.port)]), measure(direct, [])
+    c = measure(bare, [passer[1]])
+    told = f"{a.per_second:.0f}/s, {a.cpu_ms:.2f} ms CPU; 1/{b.per_second / a.per_second:.1f} of the upstream directly"
+    told += f" ({b.per_second:.0f}/s); bare hop {c.per_second:.0f}/s, {c.cpu_ms:.2f} ms CPU"
     if a.first_p50_ms is not None and b.first_p50_ms is not None:
         told += f"; first event + {a.first_p50_ms - b.first_p50_ms:.2f} ms"
     goal = ("≥ 1/3" if n == 1 else "≥ 1/5") + (", ≤ 2 ms" if stream and n == 1 else "")

@@ -1,14 +1,14 @@
 """Small servers that the mesh is measured against, each a process of its own: `python -m tests.bench.programs NAME`.
 
 Each listens on a free loopback port and prints it. `hops` answers a request by asking `leaf` seven times:
-what an episode's hops cost when nothing else is done. `upstream` answers Chat Completions as cheaply as a
-Python server can, so that it does not limit what is measured.
+what an episode's hops cost when nothing else is done. `upstream` answers Chat Completions at once; `passer`
+is a bare hop before it.
 """
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine
-from typing import Final, cast
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Final
 
 import aiohttp
 import orjson
@@ -16,7 +16,7 @@ import uvicorn
 import uvloop
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from tests.serving import free_port
@@ -51,44 +51,32 @@ STREAM: Final = (
 )
 
 
-class Upstream(asyncio.Protocol):
-    """HTTP/1.1 with keep-alive, just enough for a JSON or a streamed completion."""
-
-    def __init__(self) -> None:
-        self._seen = b""
-        self._transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's own class has the same methods
-
-    def data_received(self, data: bytes) -> None:
-        self._seen += data
-        while (end := self._seen.find(b"\r\n\r\n")) >= 0:
-            head = self._seen[:end].lower()
-            at = head.find(b"content-length:")
-            length = int(head[at + 15 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
-            if len(self._seen) < end + 4 + length:
-                return
-            body, self._seen = self._seen[end + 4 : end + 4 + length], self._seen[end + 4 + length :]
-            self._answer(b'"stream":true' in body or b'"stream": true' in body)
-
-    def _answer(self, stream: bool) -> None:
-        assert self._transport is not None
-        if not stream:
-            head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-            self._transport.write(head % len(COMPLETION) + COMPLETION)
-            return
-        head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-        self._transport.write(head)
-        for chunk in STREAM:
-            self._transport.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
-        self._transport.write(b"0\r\n\r\n")
-
-
 async def upstream() -> None:
-    server = await asyncio.get_running_loop().create_server(Upstream, "127.0.0.1", 0)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    await server.serve_forever()
+    """Served as the usual inference servers are: uvicorn and Starlette."""
+
+    async def complete(request: Request) -> Response:
+        if not orjson.loads(await request.body()).get("stream"):
+            return Response(COMPLETION, media_type="application/json")
+
+        async def stream() -> AsyncIterator[bytes]:
+            for chunk in STREAM:
+                yield chunk
+
+        return StreamingResponse(stream(), media_type="text/event-stream")
+
+    await _serve(Starlette(routes=[Route("/v1/chat/completions", complete, methods=["POST"])]))
+
+
+async def passer(upstream_url: str) -> None:
+    """One bare hop before the upstream: reads the request, sends it on, passes the answer back as it comes."""
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+
+        async def pass_on(request: Request) -> Response:
+            body = await request.body()
+            reply = await session.post(upstream_url + request.url.path, data=body)
+            return StreamingResponse(reply.content.iter_any(), media_type=reply.content_type)
+
+        await _serve(Starlette(routes=[Route("/v1/chat/completions", pass_on, methods=["POST"])]))
 
 
 async def leaf() -> None:
@@ -121,5 +109,10 @@ async def _serve(app: Starlette) -> None:
 
 if __name__ == "__main__":
     name, *rest = sys.argv[1:]
-    programs: dict[str, Callable[..., Coroutine[None, None, None]]] = {"upstream": upstream, "leaf": leaf, "hops": hops}
+    programs: dict[str, Callable[..., Coroutine[None, None, None]]] = {
+        "upstream": upstream,
+        "passer": passer,
+        "leaf": leaf,
+        "hops": hops,
+    }
     uvloop.run(programs[name](*rest))
