@@ -5,7 +5,7 @@ refused. Everything that is wrong is reported at once, each problem with its sou
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,16 @@ from shared.settings import SERVICE_NAMES, EnvironmentSettings, LoadedSettings, 
 EMBEDDED = "the embedded default"
 
 
-def load_settings(paths: Sequence[Path], environ: Mapping[str, str] = os.environ) -> LoadedSettings:
+def load_settings(
+    paths: Sequence[Path],
+    environ: Mapping[str, str] = os.environ,
+    *,
+    check: Callable[[LoadedSettings], Sequence[ConfigurationProblem]] = lambda _: (),
+) -> LoadedSettings:
     """Read the configuration.
 
     Its files are `paths`, else those of `PADDOCK_CONFIG` (parted by `:`), else `./paddock.yaml`, else the
-    embedded default.
+    embedded default. What `check` finds is told together with the rest.
 
     Raises:
         ConfigurationError: with everything that is wrong.
@@ -39,7 +44,7 @@ def load_settings(paths: Sequence[Path], environ: Mapping[str, str] = os.environ
         _merge(values, layer, source, sources, "")
     _bind_only_agent(values)
     loaded = LoadedSettings(_validated(values, sources), sources)
-    if problems := _cross_problems(loaded):
+    if problems := [*_cross_problems(loaded), *check(loaded)]:
         raise ConfigurationError(problems)
     return loaded
 
@@ -151,7 +156,7 @@ def _validated(values: dict[str, Any], sources: Mapping[str, str]) -> Settings:
         problems = []
         for item in error.errors(include_url=False):
             key = ".".join(str(part) for part in item["loc"])
-            message = item["msg"]
+            message = item["msg"].removeprefix("Value error, ")
             if item["type"] == "extra_forbidden":
                 message = "unknown key." + _nearest_key(item["loc"])
             problems.append(ConfigurationProblem(known.source_of(key), key, message))

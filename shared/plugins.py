@@ -73,7 +73,11 @@ class PluginFolder:
             return [ConfigurationProblem(source, key, str(error))]
         except ValidationError as error:
             return [
-                ConfigurationProblem(source, ".".join([key, *(str(part) for part in item["loc"])]), item["msg"])
+                ConfigurationProblem(
+                    source,
+                    ".".join([key, *(str(part) for part in item["loc"])]),
+                    item["msg"].removeprefix("Value error, "),
+                )
                 for item in error.errors(include_url=False)
             ]
         return []

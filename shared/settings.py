@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from shared.contracts.episode import Action
 
@@ -42,6 +42,18 @@ class StoreSettings(_Section):
 class ServiceSettings(_Section):
     url: str
     """Where peers find the service."""
+
+    @field_validator("url")
+    @classmethod
+    def _is_an_address(cls, value: str) -> str:
+        try:
+            parts = urlsplit(value)
+            usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != -1
+        except ValueError:  # a port that is none
+            usable = False
+        if not usable:
+            raise ValueError(f"'{value}' is no address of a service; one looks like http://127.0.0.1:8100")
+        return value
 
     @property
     def port(self) -> int:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from shared.contracts.contract import Contract
 from shared.contracts.responses import Usage
 
-Dialect = Literal["responses", "chat_completions"]
+Dialect = Literal["responses", "chat_completions", "messages"]
 Phase = Literal["agent", "verify"]
 
 

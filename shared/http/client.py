@@ -6,6 +6,7 @@ idle connection in the very moment in which it is used again.
 """
 
 import asyncio
+import errno
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -14,8 +15,9 @@ from shared.contracts.failure import FailureKind
 from shared.deadline import Deadline
 from shared.errors import TransportError
 from shared.http import headers as names
+from shared.http.http1 import Http1Client, Target
+from shared.http.http1_reply import Http1Error, Http1Reply, Http1TimeoutError
 from shared.http.problems import JSON_TYPE, read
-from shared.http.wire import BrokenConnectionError, NotConnectedError, RawReply, Wire
 from shared.telemetry import current_key, current_trace, new_traceparent
 
 # Shorter than any server of ours keeps an idle connection open, so that we close first.
@@ -23,6 +25,7 @@ KEEP_ALIVE_S: Final = 15.0
 CONNECT_TIMEOUT_S: Final = 5.0
 ATTEMPTS: Final = 3
 FIRST_PAUSE_S: Final = 0.05
+_LOCAL_ERRNOS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +43,10 @@ class HttpClient:
 
     def __init__(self, token: str | None = None) -> None:
         self._token = token
-        self._wire = Wire(keep_alive_s=KEEP_ALIVE_S, connect_timeout_s=CONNECT_TIMEOUT_S)
+        self._http1 = Http1Client(keep_alive_s=KEEP_ALIVE_S, connect_timeout_s=CONNECT_TIMEOUT_S)
 
     async def close(self) -> None:
-        await self._wire.close()
+        self._http1.close()
 
     async def request(
         self,
@@ -106,34 +109,34 @@ class HttpClient:
     async def _once(
         self, method: str, url: str, service: str, body: bytes | None, headers: dict[str, str], deadline: Deadline
     ) -> Reply:
+        target = Target.of(method, url, headers)
+        left_s = deadline.within(deadline.left_s)
         try:
-            async with asyncio.timeout(deadline.within(deadline.left_s)):
-                reply = await self._wire.request(method, url, headers, body)
-        except NotConnectedError as error:
-            raise TransportError(
-                f"{service} cannot be reached: {error}.",
-                kind=FailureKind.TRANSPORT_UNREACHABLE,
-                service=service,
-                sent=False,
-            ) from error
-        except TimeoutError as error:
+            reply = await self._http1.send(target, body or b"", silence_s=left_s, total_s=left_s)
+            try:
+                return Reply(reply.status, reply.headers, _cookies_set_by(reply), await reply.read())
+            finally:
+                reply.close()
+        except Http1TimeoutError as error:
             raise TransportError(
                 f"{service} did not answer in time.", kind=FailureKind.TRANSPORT_TIMEOUT, service=service, sent=True
             ) from error
-        except BrokenConnectionError as error:
-            raise TransportError(
-                f"{service} dropped the connection: {error}.",
-                kind=FailureKind.TRANSPORT_PEER_DROP,
-                service=service,
-                sent=True,
-            ) from error
-        return Reply(reply.status, reply.headers, _cookies_set_by(reply), reply.body)
+        except Http1Error as error:
+            if error.connected:
+                kind, told = FailureKind.TRANSPORT_PEER_DROP, f"{service} dropped the connection: {error}."
+            else:
+                kind, told = _why_not_connected(error), f"{service} cannot be reached: {error}."
+            raise TransportError(told, kind=kind, service=service, sent=error.connected) from error
 
 
-def _cookies_set_by(reply: RawReply) -> dict[str, str]:
+def _why_not_connected(error: Http1Error) -> FailureKind:
+    """Whether the peer or this process is what keeps a connection from being made."""
+    cause = error.__cause__
+    ours = isinstance(cause, OSError) and cause.errno in _LOCAL_ERRNOS
+    return FailureKind.TRANSPORT_LOCAL_RESOURCE if ours else FailureKind.TRANSPORT_UNREACHABLE
+
+
+def _cookies_set_by(reply: Http1Reply) -> dict[str, str]:
     """Names and values; what else a cookie says is for browsers."""
-    if "set-cookie" not in reply.headers:
-        return {}
-    lines = [reply.headers["set-cookie"], *(value for name, value in reply.repeated if name == "set-cookie")]
-    pairs = (line.partition(";")[0].partition("=") for line in lines)
+    pairs = (line.partition(";")[0].partition("=") for line in reply.cookie_lines)
     return {name.strip(): value.strip().strip('"') for name, _, value in pairs}

@@ -47,6 +47,7 @@ class Http1Reply:
     def __init__(self, connection: Connection, reused: bool, silence_s: float, total_s: float) -> None:
         self.status = 0
         self.headers: dict[str, str] = {}
+        self.cookie_lines: list[str] = []
         self._connection: Connection | None = connection
         self._loop = asyncio.get_running_loop()
         self._reused = reused
@@ -110,7 +111,10 @@ class Http1Reply:
         self._head_bytes += len(name) + len(value) + 4
         if self._head_bytes > HEAD_MAX_BYTES:
             raise ValueError(f"its headers are larger than {HEAD_MAX_BYTES // 1024} KiB")
-        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        if key == "set-cookie":
+            self.cookie_lines.append(text)
+        self.headers[key] = text
 
     def take_head(self, status: int) -> None:
         encoding = self.headers.get("content-encoding", "").lower()

@@ -43,6 +43,7 @@ _KIND_BY_STATUS = {
     429: FailureKind.OVERLOADED,
     503: FailureKind.TRANSPORT_UNREACHABLE,
 }
+_USER_INFO = re.compile(r"(://)[^/@\s]+@")
 _CREDENTIAL = re.compile(r"(?i)\b(?:sk-|pdk1\.|bearer\s+)[A-Za-z0-9._~+/-]{6,}=*")
 
 
@@ -119,7 +120,7 @@ def excerpt(body: bytes) -> str:
 
 def redact(text: str) -> str:
     """The text with everything that looks like a credential taken out."""
-    return _CREDENTIAL.sub("[credential]", text)
+    return _USER_INFO.sub(r"\1", _CREDENTIAL.sub("[credential]", text))
 
 
 def retry_after_s(value: str | None) -> float | None:

@@ -14,15 +14,15 @@ def open_store(loaded: LoadedSettings) -> Store:
     Raises:
         ConfigurationError: there is no such kind of store.
     """
-    url = loaded.settings.store.url
-    if urlsplit(url).scheme == "memory":
-        return MemoryStore()
-    raise ConfigurationError(
-        [
-            ConfigurationProblem(
-                loaded.source_of("store.url"),
-                "store.url",
-                f"there is no store of kind '{urlsplit(url).scheme}'. Known: memory.",
-            )
-        ]
-    )
+    if problems := store_problems(loaded):
+        raise ConfigurationError(problems)
+    return MemoryStore()
+
+
+def store_problems(loaded: LoadedSettings) -> list[ConfigurationProblem]:
+    """What is wrong with `store.url`; empty when nothing is."""
+    kind = urlsplit(loaded.settings.store.url).scheme
+    if kind == "memory":
+        return []
+    message = f"there is no store of kind '{kind}'. Known: memory."
+    return [ConfigurationProblem(loaded.source_of("store.url"), "store.url", message)]

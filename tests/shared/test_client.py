@@ -265,7 +265,7 @@ async def test_a_cancelled_call_ends_its_connection_and_spoils_no_other(client: 
 
 async def test_a_header_cannot_smuggle_another_request(client: HttpClient) -> None:
     async with peer(answer) as (served, url):
-        with pytest.raises(ValueError, match="line break"):
+        with pytest.raises(ValueError, match="line end"):
             await client.request("GET", url, service="peer", timeout_s=SOON_S, headers={"X": "1\r\nY: 2"})
         assert served.requests == []
 
