@@ -6,6 +6,7 @@ change nothing.
 """
 
 import asyncio
+import resource
 import signal
 import socket
 from collections.abc import Callable
@@ -77,6 +78,7 @@ def serve(
 
     `ready` is called once requests are answered.
     """
+    _allow_many_connections()
     server = _Server(app, settings.serving, ready)
     try:
         server.run(sockets=sockets)
@@ -84,6 +86,13 @@ def serve(
         # uvicorn's word for an application that did not start; its log line says why.
         return error.code if isinstance(error.code, int) else 1
     return _STATUS_OF.get(signal.Signals(server.stopped_by), 0) if server.stopped_by is not None else 0
+
+
+def _allow_many_connections() -> None:
+    """Systems start processes with 1,024 open files although they allow more; a stream needs two."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def listen(host: str, port: int, settings: Settings) -> socket.socket:
