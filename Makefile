@@ -21,7 +21,7 @@ full: $(TESTING)
 
 check: $(TESTING)
 	@$(BIN)/ruff format --check --quiet --output-format concise . || { echo "Some files are not formatted: make format"; exit 1; }
-	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff check --quiet --output-format concise .
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python -m pytest -q tests/test_behaviours.py

@@ -43,6 +43,8 @@ INDEX: Final = "episodes"
 REFUSAL_TTL_S: Final = 10.0
 # Waiters look this often whether the server is draining.
 TICK_S: Final = 1.0
+# Of the grace: how long episodes that still run may take for their cleanup. Peers may be stopping, too.
+CLOSE_SHARE: Final = 0.5
 
 
 @dataclass(slots=True)
@@ -286,7 +288,7 @@ class Desk:
             running.cancel(cancelled_by_shutdown())
         tasks = [running.task for running in self._running.values()]
         if tasks:
-            await asyncio.wait(tasks, timeout=self._mesh.settings.serving.stop_grace_s)
+            await asyncio.wait(tasks, timeout=CLOSE_SHARE * self._mesh.settings.serving.stop_grace_s)
         await self._keeper.close()
 
     def _ttl_s(self, row: Row) -> float:

@@ -1,8 +1,10 @@
 """One episode from the row to its answer: the order of its steps and what each of them is given."""
 
 import asyncio
+from typing import Any
 
 import pytest
+from starlette.responses import JSONResponse, Response
 
 from tests.environment.parties import PARAMS, answer, flat, house, native
 
@@ -55,6 +57,21 @@ async def test_tools_are_lent_only_over_the_granted_transports() -> None:
         assert http["tools"] == [{"type": "function", "name": "add"}]
         assert mcp["url"].endswith("/sums/mcp")
         assert mcp["headers"] == {"X-Resources-Session": "r1"}
+
+
+@pytest.mark.behaviour("ES-16")
+async def test_cookies_that_the_activation_sets_are_used_for_the_close() -> None:
+    async def reply(_body: Any) -> Response:
+        answered = JSONResponse(answer())
+        answered.set_cookie("age", "a2")
+        return answered
+
+    async with house() as home:
+        home.parties.hooks["run"] = reply
+        await home.run(native("r1", 1))
+        run, close = home.parties.headers["run"][0], home.parties.headers["close agent"][0]
+        assert (run["cookie"], close["cookie"]) == ("age=a1", "age=a2")
+        assert run["x-paddock-key"] == "r1-a1"
 
 
 @pytest.mark.behaviour("ES-18")

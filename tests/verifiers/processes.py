@@ -12,20 +12,30 @@ GONE_WITHIN_S = 10.0
 
 @asynccontextmanager
 async def heartbeat() -> AsyncIterator[list[float]]:
-    """How late each beat of the event loop came, in seconds."""
-    lags: list[float] = []
+    """For how long something held the event loop at each beat, in seconds.
+
+    That is the beat's delay without the time that this thread was ready and waited for a processor: on a
+    busy machine it waits whatever this process does. A lock that another thread holds, or a call that
+    blocks, is no such waiting and counts in full.
+    """
+    held: list[float] = []
 
     async def beat() -> None:
         while True:
-            began = time.monotonic()
+            began, waited_s = time.monotonic(), _waited_for_processor_s()
             await asyncio.sleep(0.01)
-            lags.append(time.monotonic() - began - 0.01)
+            held.append(time.monotonic() - began - 0.01 - (_waited_for_processor_s() - waited_s))
 
     task = asyncio.create_task(beat())
     try:
-        yield lags
+        yield held
     finally:
         task.cancel()
+
+
+def _waited_for_processor_s() -> float:
+    """The kernel's count for the calling thread."""
+    return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
 
 
 def children_of_this_process() -> list[int]:
