@@ -1,6 +1,7 @@
 """The `paddock` command: reads words, calls the part that does the work, prints errors as sentences."""
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -35,11 +36,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         status: int = arguments.run(arguments)
+        sys.stdout.flush()
     except ConfigurationError as error:
         print("Paddock cannot start with this configuration:", file=sys.stderr)
         for problem in error.problems:
             print(f"  {problem}", file=sys.stderr)
         return USAGE_ERROR
+    except BrokenPipeError:
+        # Whoever read the output has what it wanted, as in `paddock schema row | head`.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     return status
 
 
@@ -165,10 +171,7 @@ def _loaded(arguments: argparse.Namespace) -> LoadedSettings:
     """The configuration, with every plug-in's options checked."""
     from services.describe import check_plugins
 
-    loaded = load_settings(arguments.config)
-    if problems := check_plugins(loaded):
-        raise ConfigurationError(problems)
-    return loaded
+    return load_settings(arguments.config, check=check_plugins)
 
 
 def _up(arguments: argparse.Namespace) -> int:
@@ -193,11 +196,17 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     from services.collector.arguments import options_of
+    from services.collector.options import RunError, check_options
     from services.collector.run import run
 
     options = options_of(arguments)
     if arguments.url is not None:
         return run(options, arguments.url)
+    try:
+        check_options(options)
+    except RunError as error:
+        print(error, file=sys.stderr)
+        return error.status
     with _own_mesh(arguments) as mesh:
         return run(options, mesh.environment_url, _client_token(mesh.loaded))
 

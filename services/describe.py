@@ -1,7 +1,6 @@
 """What the mesh tells about itself: schemas, effective values, defaults."""
 
 import json
-import re
 from collections.abc import Iterator
 from typing import Any, Final, get_args, get_origin
 
@@ -13,8 +12,10 @@ from shared.contracts.episode import EpisodeReply, FlatRow, NativeRequest
 from shared.contracts.failure import Failure
 from shared.contracts.resources import Verdict
 from shared.errors import ConfigurationProblem
+from shared.http.problems import redact
 from shared.plugins import PluginFolder
 from shared.settings import LoadedSettings, Settings
+from shared.store.open import store_problems
 
 SCHEMAS: Final[dict[str, type[BaseModel]]] = {
     "config": Settings,
@@ -32,17 +33,16 @@ PLUGIN_FOLDERS: Final = {
     "resources.<name>": PluginFolder("services.resources.verifiers", "verifier"),
 }
 HIDDEN: Final = "(set, hidden)"
-_USER_INFO: Final = re.compile(r"(://)[^/@\s]+@")
 _SECRET_WORDS: Final = ("token", "secret", "password", "api_key")
 
 
 def check_plugins(loaded: LoadedSettings) -> list[ConfigurationProblem]:
-    """What is wrong with the configured plug-ins of all services."""
+    """What is wrong with the configured store and the plug-ins of all services."""
     from services.agent.app import check as check_agent
     from services.model_proxy.app import check as check_model_proxy
     from services.resources.app import check as check_resources
 
-    return [*check_model_proxy(loaded), *check_agent(loaded), *check_resources(loaded)]
+    return [*store_problems(loaded), *check_model_proxy(loaded), *check_agent(loaded), *check_resources(loaded)]
 
 
 def schema_of(name: str) -> str:
@@ -83,7 +83,7 @@ def _flat(value: Any, key: str) -> Iterator[tuple[str, str]]:
 def _told(value: Any) -> str:
     if value is None:
         return "-"
-    return _USER_INFO.sub(r"\1", str(list(value) if isinstance(value, tuple) else value))
+    return redact(str(list(value) if isinstance(value, tuple) else value))
 
 
 def defaults_table() -> Iterator[str]:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from shared.errors import ConfigurationError
+from shared.http.problems import redact
 from shared.settings import SERVICE_NAMES, LoadedSettings
 
 Grade = Literal["ok", "missing", "wrong"]
@@ -84,7 +85,8 @@ def _models(loaded: LoadedSettings) -> Iterator[Finding]:
         if base_url is None:
             yield Finding("ok", f"model {name}", f"upstream '{model.upstream}' needs no endpoint.")
             continue
-        yield _endpoint(name, str(base_url))
+        for url in base_url if isinstance(base_url, list) else [base_url]:
+            yield _endpoint(name, redact(str(url)))
 
 
 def _endpoint(name: str, base_url: str) -> Finding:
