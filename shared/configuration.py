@@ -75,6 +75,7 @@ def _environment_layers(environ: Mapping[str, str]) -> list[tuple[str, dict[str,
     for variable, keys in (
         ("PADDOCK_STORE_URL", ("store", "url")),
         ("PADDOCK_MESH_TOKEN", ("security", "mesh_token")),
+        ("PADDOCK_PREVIOUS_MESH_TOKEN", ("security", "previous_mesh_token")),
         ("PADDOCK_CLIENT_TOKEN", ("security", "client_token")),
         ("PADDOCK_STATE_DIR", ("state_dir",)),
         ("PADDOCK_DRAIN_LEAD_S", ("serving", "drain_lead_s")),

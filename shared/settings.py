@@ -61,12 +61,17 @@ class ServiceSettings(_Section):
         return 80 if port is None else port  # 0 stays 0: any free port
 
 
+class ModelProxySettings(ServiceSettings):
+    socket_path: Path | None = None
+    """Unix socket on which models are served, too: a sandbox without a network reaches them there and nothing else."""
+
+
 class ServicesSettings(_Section):
     environment: ServiceSettings = ServiceSettings(url="http://127.0.0.1:8100")
     """The environment server: `POST /run`."""
     agent: ServiceSettings = ServiceSettings(url="http://127.0.0.1:8200")
     """The agent server."""
-    model_proxy: ServiceSettings = ServiceSettings(url="http://127.0.0.1:8300")
+    model_proxy: ModelProxySettings = ModelProxySettings(url="http://127.0.0.1:8300")
     """The model proxy."""
     resources: ServiceSettings = ServiceSettings(url="http://127.0.0.1:8400")
     """The resources server."""
@@ -79,6 +84,8 @@ class ServicesSettings(_Section):
 class SecuritySettings(_Section):
     mesh_token: SecretStr | None = None
     """Bearer token between services; a service that binds anything but loopback refuses to start without one."""
+    previous_mesh_token: SecretStr | None = None
+    """Accepted beside the mesh token while a mesh is given a new one, service by service."""
     client_token: SecretStr | None = None
     """Bearer token for clients of the environment server; none means that loopback clients need none."""
 
@@ -122,6 +129,10 @@ class AgentSettings(_PluginEntry):
     """Bound of a close, within the episode's cleanup budget."""
     receipt_window_s: Seconds = 300.0
     """How long a close's receipt is replayed, counted from the end of its cleanup."""
+    max_model_calls: Annotated[int, Field(gt=0)] | None = None
+    """Model calls that one session's token allows; further ones are refused, and the run is incomplete."""
+    max_model_output_tokens: Annotated[int, Field(gt=0)] | None = None
+    """Output tokens after which a session's token allows no further call."""
     concurrency: Annotated[int, Field(gt=0)] = 1024
     """Runs at once in one process; further ones wait."""
 

@@ -22,22 +22,35 @@ class SessionClaims(Contract):
     """What a session token allows: calls to one model under one key until `expires_at` (Unix seconds).
 
     `profile` names what the client sends without meaning it (the model proxy's bridge knows the names).
+    `max_calls` and `max_output_tokens` bound what the key's agent calls may add up to; null is no bound.
     """
 
     key: str
     model: str
     expires_at: float
     profile: str = "openai"
+    max_calls: int | None = None
+    max_output_tokens: int | None = None
 
 
 class Signer:
-    """Signs and checks with a secret derived from the mesh token for one purpose."""
+    """Signs and checks with a secret derived from the mesh token for one purpose.
 
-    def __init__(self, mesh_token: str, purpose: str) -> None:
-        self._secret = hmac.digest(mesh_token.encode(), f"paddock/{purpose}".encode(), hashlib.sha256)
+    While a mesh is given a new token, what the `previous` one signed is still accepted.
+    """
+
+    def __init__(self, mesh_token: str, purpose: str, *, previous: str | None = None) -> None:
+        tokens = [mesh_token] if previous is None else [mesh_token, previous]
+        label = f"paddock/{purpose}".encode()
+        self._secrets = [hmac.digest(token.encode(), label, hashlib.sha256) for token in tokens]
 
     def _signature(self, text: str) -> str:
-        return base64.urlsafe_b64encode(hmac.digest(self._secret, text.encode(), hashlib.sha256)).decode().rstrip("=")
+        return _signature(self._secrets[0], text)
+
+    def _signed(self, text: str, signature: str) -> bool:
+        """Whether the signature is ours; every secret is tried in constant time."""
+        given = signature.encode()
+        return any([hmac.compare_digest(given, _signature(secret, text).encode()) for secret in self._secrets])
 
     def session_token(self, claims: SessionClaims) -> str:
         body = base64.urlsafe_b64encode(claims.model_dump_json().encode()).decode().rstrip("=")
@@ -51,7 +64,7 @@ class Signer:
             UnauthorizedError: it is forged, malformed or expired.
         """
         text, _, signature = token.rpartition(".")
-        if not hmac.compare_digest(signature.encode(), self._signature(text).encode()):
+        if not self._signed(text, signature):
             raise UnauthorizedError("This session token was not signed by this mesh.")
         claims = SessionClaims.model_validate(_decode(text.partition(".")[2]))
         if claims.expires_at <= time.time():
@@ -64,11 +77,15 @@ class Signer:
     def read_cookie(self, value: str) -> str | None:
         """The session id of a cookie of ours; None for any other value."""
         session_id, _, signature = value.rpartition("~")
-        return session_id if hmac.compare_digest(signature.encode(), self._signature(session_id).encode()) else None
+        return session_id if self._signed(session_id, signature) else None
 
 
 def looks_like_session_token(token: str) -> bool:
     return token.startswith(f"{_TOKEN_PREFIX}.")
+
+
+def _signature(secret: bytes, text: str) -> str:
+    return base64.urlsafe_b64encode(hmac.digest(secret, text.encode(), hashlib.sha256)).decode().rstrip("=")
 
 
 def _decode(body: str) -> Any:

@@ -13,7 +13,7 @@ from services.agent.routes import Routes, add_routes, release_waits
 from services.agent.sessions import Sessions
 from shared.clients.model_proxy import ModelProxyClient
 from shared.errors import ConfigurationError, ConfigurationProblem
-from shared.http.service import Mesh, create_service, mesh_token_of
+from shared.http.service import Mesh, create_service, mesh_token_of, previous_mesh_token_of
 from shared.plugins import PluginFolder
 from shared.ports.harness import SettingUp
 from shared.ports.store import Store
@@ -67,18 +67,18 @@ def create_app(
 
     app = create_service("agent", loaded, lifespan=lifespan, ready=kept.ping)
     mesh: Mesh = app.state.mesh
-    secret = mesh_token_of(loaded.settings) or ""
+    secret, previous = mesh_token_of(loaded.settings) or "", previous_mesh_token_of(loaded.settings)
     proxy_url = loaded.settings.services.url_of("model_proxy")
     host = Host(
         store=kept,
         proxy=ModelProxyClient(mesh.client, proxy_url),
         proxy_url=proxy_url,
-        tokens=Signer(secret, "session-token"),
+        tokens=Signer(secret, "session-token", previous=previous),
         instance=mesh.instance,
         clock=clock,
     )
     agents = {name: Sessions(host, agent) for name, agent in _agents(loaded, mesh, harnesses).items()}
-    add_routes(app, Routes(mesh, host, Signer(secret, "agent-session"), agents))
+    add_routes(app, Routes(mesh, host, Signer(secret, "agent-session", previous=previous), agents))
     return app
 
 

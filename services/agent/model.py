@@ -5,13 +5,14 @@ from typing import Any, Final
 
 import orjson
 
-from shared.clients.model_proxy import SERVICE
+from shared.clients.model_proxy import SERVICE, SESSION_LIMIT_REACHED
 from shared.contracts.failure import FailureCause, FailureKind, Origin
 from shared.errors import ProtocolViolationError, ServiceError, model_failure_kind
 from shared.http.client import HttpClient
 from shared.ports.harness import HarnessEnd, ModelAccess
 
 CONTEXT_WINDOW: Final = "context_window"
+SESSION_LIMIT: Final = "session_limit"
 # Who answered first when an error came through the proxy as it was.
 UPSTREAM: Final = "upstream"
 
@@ -59,6 +60,8 @@ def end_of_error(error: ServiceError, context_codes: Collection[str]) -> Harness
     Raises:
         ServiceError: the error itself, when it is the proxy's own and says nothing about the model.
     """
+    if error.origin is not None and error.in_mesh_form and error.origin.code == SESSION_LIMIT_REACHED:
+        return HarnessEnd(status="incomplete", incomplete_reason=SESSION_LIMIT)
     if error.in_mesh_form or error.origin is None:
         raise error
     code = error.origin.code

@@ -151,7 +151,13 @@ class Run:
 
     def _activation(self) -> Activation:
         session, model = self.session, self._agent.entry.model
-        claims = SessionClaims(key=session.key, model=model, expires_at=session.expires_at + TOKEN_GRACE_S)
+        claims = SessionClaims(
+            key=session.key,
+            model=model,
+            expires_at=session.expires_at + TOKEN_GRACE_S,
+            max_calls=self._agent.entry.max_model_calls,
+            max_output_tokens=self._agent.entry.max_model_output_tokens,
+        )
         access = ModelAccess(model_base_url(self._host.proxy_url), self._host.tokens.session_token(claims), model)
         return Activation(session.key, self._request, session.seed_request().tool_accesses, access, self._progress)
 

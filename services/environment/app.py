@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 from starlette.datastructures import Headers
+from starlette.types import Scope
 
 from services.environment.budgets import Budgets
 from services.environment.desk import Desk
@@ -40,7 +41,7 @@ def create_app(loaded: LoadedSettings) -> FastAPI:
     token = loaded.settings.security.client_token
     client_token = token.get_secret_value() if token is not None else None
 
-    def authorize(_path: str, headers: Headers) -> None:
+    def authorize(_scope: Scope, headers: Headers) -> None:
         require_token(headers, client_token)
 
     app = create_service("environment", loaded, lifespan=lifespan, authorize=authorize, ready=store.ping)

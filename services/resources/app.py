@@ -13,7 +13,7 @@ from services.resources.routes import Desk, add_routes
 from services.resources.sessions import Sessions
 from services.resources.verification import CLAIM_TTL_S, Verification
 from shared.errors import ConfigurationProblem
-from shared.http.service import Mesh, create_service, mesh_token_of
+from shared.http.service import Mesh, create_service, mesh_token_of, previous_mesh_token_of
 from shared.ports.store import Store
 from shared.ports.verifier import Judge
 from shared.settings import LoadedSettings
@@ -39,7 +39,8 @@ def create_app(
     """
     entries = create_entries(loaded, plugins or Plugins())
     opened = open_store(loaded) if store is None else store
-    sessions = Sessions(opened, mesh_token_of(loaded.settings) or "")
+    settings = loaded.settings
+    sessions = Sessions(opened, mesh_token_of(settings) or "", previous_mesh_token_of(settings))
 
     def judge_of(entry: Entry, key: str) -> Judge | None:
         if entry.settings.judge is None:

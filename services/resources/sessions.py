@@ -58,9 +58,9 @@ class ReleaseError(PaddockError):
 class Sessions:
     """The sessions of all entries of this process."""
 
-    def __init__(self, store: Store, mesh_token: str) -> None:
+    def __init__(self, store: Store, mesh_token: str, previous_mesh_token: str | None = None) -> None:
         self._store = store
-        self._signer = Signer(mesh_token, COOKIE_PURPOSE)
+        self._signer = Signer(mesh_token, COOKIE_PURPOSE, previous=previous_mesh_token)
         self._remembered: OrderedDict[str, Record] = OrderedDict()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 

@@ -10,6 +10,8 @@ from shared.contracts.capture import Capture
 from shared.http.client import HttpClient
 
 SERVICE: Final = "model_proxy"
+# The code of the proxy's error when a session token's bound is reached.
+SESSION_LIMIT_REACHED: Final = "session_limit_reached"
 
 
 def model_base_url(proxy_url: str, key: str | None = None) -> str:
@@ -24,14 +26,13 @@ class ModelProxyClient:
         self._url = server_url
 
     async def seal(self, key: str, *, timeout_s: float) -> Capture:
-        """Refuse session tokens of this key from now on and return what was captured; idempotent."""
-        reply = await self._http.request(
-            "POST", f"{self._captures(key)}/seal", service=SERVICE, timeout_s=timeout_s, replayable=True
-        )
+        """Refuse session tokens of this key from now on and return the facts of its calls; idempotent."""
+        url = f"{self._captures(key)}/seal?bodies=false"
+        reply = await self._http.request("POST", url, service=SERVICE, timeout_s=timeout_s, replayable=True)
         return Capture.model_validate_json(reply.body)
 
     async def read(self, key: str, *, timeout_s: float) -> Capture:
-        """What was captured so far."""
+        """What was captured so far, requests and responses included."""
         reply = await self._http.request(
             "GET", self._captures(key), service=SERVICE, timeout_s=timeout_s, replayable=True
         )

@@ -10,7 +10,9 @@ import resource
 import signal
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
+from typing import cast
 
 import uvicorn
 from fastapi import FastAPI
@@ -22,7 +24,9 @@ _STATUS_OF = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, app: FastAPI, serving: ServingSettings, ready: Callable[[], None]) -> None:
+    def __init__(
+        self, app: FastAPI, serving: ServingSettings, ready: Callable[[], None], unix_listener: socket.socket | None
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -42,13 +46,25 @@ class _Server(uvicorn.Server):
         self._app = app
         self._lead_s = serving.drain_lead_s
         self._ready = ready
+        self._unix_listener = unix_listener
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets=sockets)
+        if self._unix_listener is not None:
+            self.servers.append(await self._serve_socket(self._unix_listener))
         if self.stopped_by is None:
             self._ready()
+
+    async def _serve_socket(self, listener: socket.socket) -> asyncio.base_events.Server:
+        """The same application on a Unix socket; whoever can open it still needs a token."""
+
+        def protocol() -> asyncio.Protocol:
+            protocol_class = cast(Callable[..., asyncio.Protocol], self.config.http_protocol_class)
+            return protocol_class(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+
+        return await asyncio.get_running_loop().create_unix_server(protocol, sock=listener)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.stopped_by is not None:
@@ -79,12 +95,17 @@ def serve(
     `ready` is called once requests are answered.
     """
     _allow_many_connections()
-    server = _Server(app, settings.serving, ready)
+    proxy_socket = settings.services.model_proxy.socket_path
+    socket_path = proxy_socket if app.state.mesh.name == "model_proxy" else None
+    server = _Server(app, settings.serving, ready, None if socket_path is None else _listen_on_path(socket_path))
     try:
         server.run(sockets=sockets)
     except SystemExit as error:
         # uvicorn's word for an application that did not start; its log line says why.
         return error.code if isinstance(error.code, int) else 1
+    finally:
+        if socket_path is not None:
+            socket_path.unlink(missing_ok=True)
     return _STATUS_OF.get(signal.Signals(server.stopped_by), 0) if server.stopped_by is not None else 0
 
 
@@ -93,6 +114,18 @@ def _allow_many_connections() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _listen_on_path(path: Path) -> socket.socket:
+    """Every user of a sandbox may connect; what protects the models is the token."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    path.chmod(0o666)
+    listener.listen(2048)
+    listener.setblocking(False)
+    return listener
 
 
 def listen(host: str, port: int, settings: Settings) -> socket.socket:

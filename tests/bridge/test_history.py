@@ -229,3 +229,10 @@ def test_items_of_hosted_tools_are_dropped_for_codex() -> None:
     chat = chat_of(asking([USER, {"type": "web_search_call", "id": "ws_1"}]), profile="codex")
     assert chat.body["messages"] == [USER]
     assert chat.dropped == ("input.web_search_call",)
+
+
+def test_reasoning_without_an_answer_at_the_end_is_left_out_since_it_was_cut_off() -> None:
+    asked = chat_of(asking([USER, thought("half a thou")]))
+    assert asked.body["messages"] == [USER]
+    assert asked.dropped == ("input.reasoning",)
+    assert messages(USER, said("x"), thought("why"))[-1] == {"role": "assistant", "content": "x", "reasoning": "why"}

@@ -54,7 +54,7 @@ def test_the_upstreams_model_is_named_where_the_caller_named_none() -> None:
 def test_request_parameters_are_echoed_as_they_were_sent() -> None:
     sent = asking(
         instructions="Be brief.",
-        tools=[LOOK_UP, {"type": "namespace", "name": "g", "tools": [LOOK_UP]}, SHELL],
+        tools=[{**LOOK_UP, "strict": None}, {"type": "namespace", "name": "g", "tools": [LOOK_UP]}, SHELL],
         tool_choice={"type": "function", "name": "look_up"},
         text={"format": {"type": "json_object"}, "verbosity": "low"},
         reasoning={"effort": "low", "summary": "auto"},
@@ -69,6 +69,15 @@ def test_request_parameters_are_echoed_as_they_were_sent() -> None:
     assert {name: response[name] for name in sent if name not in ("input", "model")} == {
         name: value for name, value in sent.items() if name not in ("input", "model")
     }
+
+
+def test_what_was_left_out_is_echoed_as_the_apis_schema_demands_it() -> None:
+    response = answer(completion(content="x"), request=asking(tools=[{"type": "function", "name": "f"}]))
+    assert response["tools"] == [
+        {"type": "function", "name": "f", "description": None, "parameters": None, "strict": None}
+    ]
+    names = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "top_logprobs", "service_tier")
+    assert [response[name] for name in names] == [1.0, 1.0, 0.0, 0.0, 0, "default"]
 
 
 @pytest.mark.behaviour("MS-10")

@@ -50,7 +50,7 @@ def test_numbers_rise_by_one_and_ids_and_texts_agree() -> None:
         assert {event["output_index"] for event in inner} == {added["output_index"]}
     final = played.events[-1]["response"]
     assert final["usage"]["total_tokens"] == 13
-    assert (final["tools"], final["tool_choice"], final["model"]) == ([LOOK_UP], "auto", "m")
+    assert (final["tools"], final["tool_choice"], final["model"]) == ([{**LOOK_UP, "strict": None}], "auto", "m")
     assert played.events[0]["response"]["output"] == []
     assert played.events[0]["response"]["status"] == "in_progress"
 

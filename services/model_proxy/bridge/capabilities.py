@@ -30,6 +30,8 @@ class Capabilities(_Closed):
     """How think tags in the answer's text are read: a block at the start, a block that the prompt has opened, not."""
     parallel_tool_calls: bool = True
     """The upstream takes `parallel_tool_calls`."""
+    top_k: bool = False
+    """The upstream takes `top_k`, which callers of the Messages API may send."""
     stream_usage: bool = True
     """The upstream takes `stream_options.include_usage`."""
     tool_images: Literal["user_message", "tool_message"] = "user_message"
@@ -77,6 +79,8 @@ class Profile(_Closed):
     """Types of tools."""
     drops_items: frozenset[str] = frozenset()
     """Types of input items."""
+    drops_messages_fields: frozenset[str] = frozenset()
+    """Fields of Messages requests; a dot leads into them."""
 
 
 _USUAL_FIELDS = frozenset(
@@ -86,12 +90,19 @@ _USUAL_FIELDS = frozenset(
         "service_tier", "store", "stream_options", "text.verbosity", "input.reasoning.encrypted_content",
     }
 )  # fmt: skip
+_USUAL_MESSAGES_FIELDS = frozenset(
+    {
+        "context_management", "diagnostics", "messages.redacted_thinking", "metadata", "output_config.effort",
+        "service_tier", "speed", "thinking", "tool_choice.disable_parallel_tool_use", "tools.eager_input_streaming",
+        "tools.input_examples",
+    }
+)  # fmt: skip
 
 PROFILES: dict[str, Profile] = {
     profile.name: profile
     for profile in (
         Profile(name="strict"),
-        Profile(name="openai", drops_fields=_USUAL_FIELDS),
+        Profile(name="openai", drops_fields=_USUAL_FIELDS, drops_messages_fields=_USUAL_MESSAGES_FIELDS),
         Profile(
             name="codex",
             drops_fields=_USUAL_FIELDS | {"reasoning.context"},
@@ -99,6 +110,7 @@ PROFILES: dict[str, Profile] = {
                 {"code_interpreter", "file_search", "image_generation", "web_search", "web_search_preview"}
             ),
             drops_items=frozenset({"image_generation_call", "web_search_call"}),
+            drops_messages_fields=_USUAL_MESSAGES_FIELDS,
         ),
     )
 }

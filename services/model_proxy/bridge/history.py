@@ -78,12 +78,21 @@ class ChatHistory:
         messages: list[dict[str, Any]] = []
         if self._system:
             messages.append({"role": "system", "content": _BETWEEN_MESSAGES.join(self._system)})
-        for entry in self._entries:
+        for entry in self._answerable():
             if isinstance(entry, _Turn):
                 messages += self._turn_messages(entry)
             else:
                 messages.append(entry)
         return messages
+
+    def _answerable(self) -> list[_Turn | dict[str, Any]]:
+        """All entries but reasoning at the very end, which is what a client keeps of an answer that was cut off
+        before it asks again. The model would find an empty answer of its own in its prompt."""
+        last = self._entries[-1] if self._entries else None
+        if not isinstance(last, _Turn) or last.texts or last.calls:
+            return self._entries
+        self._dropped.append("input.reasoning")
+        return self._entries[:-1]
 
     def _turn_messages(self, turn: _Turn) -> list[dict[str, Any]]:
         content = _BETWEEN_MESSAGES.join(turn.texts) if turn.texts else None

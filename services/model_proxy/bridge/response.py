@@ -20,34 +20,40 @@ from services.model_proxy.bridge.refusals import UpstreamReplyError
 from services.model_proxy.bridge.think import ThinkSplitter
 from services.model_proxy.bridge.tokens import TokenRecord
 
-# What is echoed where the caller said nothing: what holds then. Sampling values are the upstream's own: null.
+# What is echoed where nothing was said: the API's own defaults. Its schema demands numbers for sampling, although
+# an upstream may have other defaults; who has to know sets them in the model's configuration.
 _ECHO: dict[str, Any] = {
     "background": False,
+    "frequency_penalty": 0.0,
     "instructions": None,
     "max_output_tokens": None,
     "max_tool_calls": None,
     "metadata": {},
     "parallel_tool_calls": True,
+    "presence_penalty": 0.0,
     "previous_response_id": None,
     "prompt_cache_key": None,
     "reasoning": {"effort": None, "summary": None},
     "safety_identifier": None,
-    "service_tier": None,
+    "service_tier": "default",
     "store": False,
-    "temperature": None,
+    "temperature": 1.0,
     "text": {"format": {"type": "text"}},
     "tool_choice": "auto",
     "tools": [],
-    "top_logprobs": None,
-    "top_p": None,
+    "top_logprobs": 0,
+    "top_p": 1.0,
     "truncation": "disabled",
     "user": None,
 }
+# What a function that is echoed has to have, even where it was left out of the request.
+_FUNCTION = {"description": None, "parameters": None, "strict": None}
 
 
 def envelope(request: Mapping[str, Any], model: str, response_id: str, created_at: float) -> dict[str, Any]:
     """A Responses object under way: the request's own parameters as they were sent, and no output yet."""
     echo = {name: default if request.get(name) is None else request[name] for name, default in _ECHO.items()}
+    echo["tools"] = [{**_FUNCTION, **tool} if tool["type"] == "function" else tool for tool in echo["tools"]]
     return {
         "id": response_id,
         "object": "response",
@@ -58,8 +64,6 @@ def envelope(request: Mapping[str, Any], model: str, response_id: str, created_a
         "incomplete_details": None,
         "model": request.get("model") or model,
         "output": [],
-        "presence_penalty": None,
-        "frequency_penalty": None,
         "usage": None,
         **echo,
     }

@@ -1,0 +1,58 @@
+"""One model call's record while the call goes on."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from services.model_proxy.access import Caller
+from services.model_proxy.conversation import Answer
+from services.model_proxy.failures import ModelCallError
+from shared.contracts.capture import Dialect, ErrorCategory
+from shared.contracts.failure import EXCERPT_MAX_CHARS
+from shared.http.problems import redact
+
+
+@dataclass(slots=True)
+class Record:
+    """The fields of `ModelCall` as the call goes on."""
+
+    facts: dict[str, Any]
+    request: bytes | None
+    response: bytes | None = None
+
+    def take(self, answer: Answer) -> None:
+        facts = answer.facts
+        self.response = answer.body
+        self.facts |= {
+            "response_id": facts.response_id,
+            "response_status": facts.response_status,
+            "output_ids": facts.output_ids,
+            "call_ids": facts.call_ids,
+            "usage": facts.usage,
+        }
+        if facts.response_status == "incomplete":
+            self.facts["error_category"] = ErrorCategory.INCOMPLETE
+        elif facts.failure is not None:
+            self.fail(facts.failure.category, facts.failure.code, facts.failure.message)
+
+    def fail(self, category: ErrorCategory, code: str | None, text: str) -> None:
+        excerpt = redact(text)[:EXCERPT_MAX_CHARS]
+        self.facts |= {"error_category": category, "error_code": code, "error_excerpt": excerpt}
+
+    def fail_with(self, error: ModelCallError) -> None:
+        self.fail(error.category, error.code, error.message)
+
+
+def new_record(caller: Caller, dialect: Dialect, model: str, call_id: str, request: bytes, *, stream: bool) -> Record:
+    return Record(
+        {
+            "call_id": call_id,
+            "phase": caller.phase,
+            "dialect": dialect,
+            "model": model,
+            "stream": stream,
+            "started_at": time.time(),
+            "attempts": 0,
+        },
+        request,
+    )
