@@ -39,6 +39,12 @@ ROW: dict[str, Any] = {
         ]
     },
 }
+# As large as a coding harness's first request: instructions and forty tools.
+_WORDS = "Reads a file and returns its text, line by line, with numbers. " * 16
+_PARAMETERS = {"type": "object", "properties": {"path": {"type": "string", "description": "where"}}}
+_FUNCTIONS = [{"name": f"tool_{n}", "description": _WORDS, "parameters": _PARAMETERS} for n in range(40)]
+LARGE_QUESTION = {"tools": [{"type": "function", **function} for function in _FUNCTIONS]}
+LARGE_CHAT = {"tools": [{"type": "function", "function": function} for function in _FUNCTIONS]}
 QUESTION = {"model": "policy", "input": "What is the capital of France?"}
 CHAT = {"model": "policy", "messages": [{"role": "user", "content": "What is the capital of France?"}]}
 
@@ -145,22 +151,41 @@ def bridge(folder: Path, scale: float) -> list[tuple[str, str, str]]:
     with program("upstream") as (upstream_url, _), program("passer", upstream_url) as (passer_url, passer):
         environ = {"PADDOCK_MODEL_BASE_URL": f"{upstream_url}/v1", "PADDOCK_MODEL_NAME": "m"}
         with embedded_mesh(load_settings([], environ), log_path=folder / "bridge.log") as mesh:
-            for stream in (False, True):
+            for large, stream in ((False, False), (False, True), (True, True)):
                 for n, count in CALLS:
-                    rows.append(_bridge_row(mesh, upstream_url, (passer_url, passer), stream, n, int(count * scale)))
+                    load = _Load(stream, large, n, int(count * scale))
+                    rows.append(_bridge_row(mesh, upstream_url, (passer_url, passer), load))
     return rows
 
 
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """What the bridge is asked: streams or not, a large body or not, `at_once` at a time, `count` in all."""
+
+    stream: bool
+    large: bool
+    at_once: int
+    count: int
+
+    @property
+    def title(self) -> str:
+        return f"{'SSE' if self.stream else 'JSON'}{', 47 kB body' if self.large else ''}, {self.at_once} at once"
+
+
 def _bridge_row(
-    mesh: EmbeddedMesh, upstream_url: str, passer: tuple[str, psutil.Process], stream: bool, n: int, count: int
+    mesh: EmbeddedMesh, upstream_url: str, passer: tuple[str, psutil.Process], load: _Load
 ) -> tuple[str, str, str]:
-    settings = mesh.loaded.settings
+    settings, stream, n, count = mesh.loaded.settings, load.stream, load.at_once, load.count
     headers = {"Authorization": f"Bearer {mesh_token_of(settings)}", "Content-Type": "application/json"}
-    ours_url = model_base_url(settings.services.url_of("model_proxy"), f"bench-{n}-{stream}") + "/responses"
-    more = {"stream": True} if stream else {}
+    ours_url = (
+        model_base_url(settings.services.url_of("model_proxy"), f"bench-{n}-{stream}-{load.large}") + "/responses"
+    )
+    more: dict[str, Any] = {"stream": True} if stream else {}
+    question = QUESTION | more | (LARGE_QUESTION if load.large else {})
+    chat = CHAT | more | (LARGE_CHAT if load.large else {})
     chat_expect = "DONE" if stream else "Paris"
-    ours = Job(ours_url, QUESTION | more, headers, count, n, "response.completed" if stream else "Paris", stream)
-    direct = Job(f"{upstream_url}/v1/chat/completions", CHAT | more, {}, count, n, chat_expect, stream)
+    ours = Job(ours_url, question, headers, count, n, "response.completed" if stream else "Paris", stream)
+    direct = Job(f"{upstream_url}/v1/chat/completions", chat, {}, count, n, chat_expect, stream)
     bare = replace(direct, url=f"{passer[0]}/v1/chat/completions")
     for job in (direct, bare, ours):
         measure(replace(job, requests=min(WARM_UP, count)), [])
@@ -171,7 +196,7 @@ def _bridge_row(
     if a.first_p50_ms is not None and b.first_p50_ms is not None:
         told += f"; first event + {a.first_p50_ms - b.first_p50_ms:.2f} ms"
     goal = ("≥ 1/3" if n == 1 else "≥ 1/5") + (", ≤ 2 ms" if stream and n == 1 else "")
-    return f"bridge, {'SSE' if stream else 'JSON'}, {n} at once", told, goal
+    return f"bridge, {load.title}", told, goal
 
 
 def _listening_on(port: int) -> psutil.Process:
@@ -188,7 +213,8 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="fraction of the requests (default: 1)")
     scale = parser.parse_args().scale
     console = Console(width=180)
-    table = Table("what", "measured", "goal", title=f"Paddock beside the bare limit, {psutil.cpu_count()} cores")
+    title = f"Paddock beside the bare limit, {psutil.cpu_count()} cores, memory store, upstream on uvicorn"
+    table = Table("what", "measured", "goal", title=title)
     with TemporaryDirectory(prefix="paddock-bench-") as name:
         folder = Path(name)
         for measured in (start_up, episodes, bridge):

@@ -3,11 +3,14 @@
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
+
 from services.model_proxy.bridge.capabilities import PROFILES, Capabilities
 from services.model_proxy.bridge.messages_reply import matched_stop_of, to_message
 from services.model_proxy.bridge.messages_request import MessagesRequest, Speaks, from_messages, messages_to_chat
 from services.model_proxy.bridge.messages_stream import ChatMessagesStream, MessagesStream
 from services.model_proxy.bridge.names import NameMap
+from services.model_proxy.bridge.refusals import RequestError
 from services.model_proxy.bridge.request import ChatRequest
 from services.model_proxy.bridge.stream import ChatStream
 from tests.bridge.chats import PLAIN, answer, asking, ids
@@ -53,6 +56,13 @@ def responses_of(
     profile: str = "openai",
 ) -> MessagesRequest:
     return from_messages(request, speaks=speaks, capabilities=capabilities, profile=PROFILES[profile])
+
+
+def refusal(request: dict[str, Any], **how: Any) -> RequestError:
+    with pytest.raises(RequestError) as refused:
+        responses_of(request, **how)
+    assert refused.value.param in refused.value.message
+    return refused.value
 
 
 def chat_of(

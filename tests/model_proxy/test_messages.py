@@ -1,15 +1,12 @@
 """The Messages API on the wire, before upstreams of both dialects: answers, streams, errors, record, tokens."""
 
 import asyncio
-import time
 from typing import Any
 
 import orjson
 import pytest
 
 from services.model_proxy.bridge.messages_thinking import opened
-from shared.settings import LoadedSettings
-from shared.tokens import SessionClaims, Signer
 from tests.model_proxy.wire import (
     COMPLETION,
     DONE,
@@ -24,13 +21,10 @@ from tests.model_proxy.wire import (
     json_body,
     piece,
     proxied,
-    proxy_of,
     raw_call,
     reply,
-    settings_of,
 )
 
-MESH = "mesh-token-of-these-tests"
 KINDS = ["chat_completions", "responses"]
 USAGE = {**delta({}), "choices": [], "usage": COMPLETION["usage"]}
 CHAT_PARTS = [event(delta({"content": "fi"})), event(delta({"content": "ne"})), event(delta({}, "stop")), event(USAGE)]
@@ -283,63 +277,6 @@ async def test_tokens_are_not_counted_ahead_and_the_answer_says_so() -> None:
         answer = await proxy.http.post("/rollouts/k/v1/messages/count_tokens", json={"messages": []})
     assert (answer.status_code, _error(answer.json())["type"]) == (404, "not_found_error")
     assert "usage" in answer.json()["error"]["message"]
-
-
-def _guarded() -> LoadedSettings:
-    return settings_of({"upstream": "scripted", "model": "up"}, security={"mesh_token": MESH})
-
-
-def _session_token(key: str = "k") -> str:
-    claims = SessionClaims(key=key, model="policy", expires_at=time.time() + 3600)
-    return Signer(MESH, "session-token").session_token(claims)
-
-
-ASKED = {"max_tokens": 9, "messages": [{"role": "user", "content": "go"}]}
-
-
-async def test_a_token_may_come_as_an_api_key() -> None:
-    async with proxy_of(_guarded()) as proxy:
-        for path, token in (
-            ("/v1/messages", _session_token()),
-            ("/rollouts/k/v1/messages", _session_token()),
-            ("/rollouts/k/v1/messages", MESH),
-        ):
-            answer = await proxy.http.post(path, json=ASKED, headers={"X-Api-Key": token})
-            assert answer.status_code == 200, answer.text
-        read = await proxy.http.get("/captures/k", headers={"Authorization": f"Bearer {MESH}"})
-    assert [call["phase"] for call in read.json()["calls"]] == ["agent", "agent", "verify"]
-
-
-@pytest.mark.parametrize(
-    ("path", "token", "status", "kind"),
-    [
-        ("/v1/messages", None, 401, "authentication_error"),
-        ("/v1/messages", "wrong", 401, "authentication_error"),
-        ("/v1/messages", MESH, 401, "authentication_error"),
-        ("/v1/messages", _session_token()[:-4] + "AAAA", 401, "authentication_error"),
-        ("/v1/messages/count_tokens", None, 401, "authentication_error"),
-        ("/rollouts/other/v1/messages", _session_token(), 403, "permission_error"),
-    ],
-)
-async def test_a_wrong_token_is_refused_in_the_apis_shape(path: str, token: str | None, status: int, kind: str) -> None:
-    headers = {} if token is None else {"X-Api-Key": token}
-    async with proxy_of(_guarded()) as proxy:
-        answer = await proxy.http.post(path, json=ASKED, headers=headers)
-    assert (answer.status_code, _error(answer.json())["type"]) == (status, kind)
-
-
-async def test_a_bearer_token_goes_before_an_api_key() -> None:
-    headers = {"X-Api-Key": _session_token(), "Authorization": "Bearer wrong"}
-    async with proxy_of(_guarded()) as proxy:
-        answer = await proxy.http.post("/v1/messages", json=ASKED, headers=headers)
-    assert answer.status_code == 401
-
-
-async def test_a_sealed_episode_is_a_409_in_the_apis_shape() -> None:
-    async with proxy_of(_guarded()) as proxy:
-        await proxy.http.post("/captures/k/seal", headers={"Authorization": f"Bearer {MESH}"})
-        answer = await proxy.http.post("/v1/messages", json=ASKED, headers={"X-Api-Key": _session_token()})
-    assert (answer.status_code, _error(answer.json())["type"]) == (409, "conflict_error")
 
 
 @pytest.mark.behaviour("MS-2", "MS-5")

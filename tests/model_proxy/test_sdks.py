@@ -1,39 +1,15 @@
 """The official clients of both makers against the proxy on a socket: it takes what they send, they read its answers."""
 
-import asyncio
-import contextlib
-import itertools
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import anthropic
-import openai
 import pytest
 from pydantic import BaseModel
 
-from shared.contracts.capture import Capture
-from shared.settings import LoadedSettings
-from shared.tokens import SessionClaims, Signer
-from tests.model_proxy.wire import (
-    END,
-    SSE_HEAD,
-    WAIT_S,
-    Asked,
-    Handler,
-    Proxy,
-    delta,
-    event,
-    proxy_of,
-    raw_upstream,
-    reply,
-    settings_of,
-)
-from tests.serving import free_port
+from tests.model_proxy.sdks import Clients, clients_of, guarded
 
-MESH = "mesh-token-of-these-tests"
-KEY = "k"
 SCRIPT = """
 - match: weather
   turns:
@@ -56,51 +32,12 @@ class Weather(BaseModel):
     degrees: int
 
 
-class Clients:
-    """Both makers' clients with a session token, none of which tries a call again."""
-
-    def __init__(self, proxy: Proxy) -> None:
-        claims = SessionClaims(key=KEY, model="policy", expires_at=time.time() + 60)
-        token = Signer(MESH, "session-token").session_token(claims)
-        self.proxy = proxy
-        self.anthropic = anthropic.AsyncAnthropic(
-            api_key=token,
-            base_url=proxy.url,
-            max_retries=0,
-            timeout=WAIT_S,
-            http_client=anthropic.DefaultAsyncHttpxClient(trust_env=False, verify=False),
-        )
-        self.openai = openai.AsyncOpenAI(
-            api_key=token,
-            base_url=f"{proxy.url}/v1",
-            max_retries=0,
-            timeout=WAIT_S,
-            http_client=openai.DefaultAsyncHttpxClient(trust_env=False, verify=False),
-        )
-
-    async def capture(self) -> Capture:
-        answer = await self.proxy.http.get(f"/captures/{KEY}", headers={"Authorization": f"Bearer {MESH}"})
-        return Capture.model_validate_json(answer.content)
-
-
-def _guarded(**model: Any) -> LoadedSettings:
-    return settings_of({"model": "up", **model}, security={"mesh_token": MESH})
-
-
-@contextlib.asynccontextmanager
-async def clients_of(loaded: LoadedSettings) -> AsyncIterator[Clients]:
-    async with proxy_of(loaded) as proxy:
-        clients = Clients(proxy)
-        async with clients.anthropic, clients.openai:
-            yield clients
-
-
 @pytest.fixture
 async def clients(tmp_path: Path) -> AsyncIterator[Clients]:
     """Before the scripted upstream."""
     script = tmp_path / "script.yaml"
     script.write_text(SCRIPT, encoding="utf-8")
-    async with clients_of(_guarded(upstream="scripted", script=str(script))) as found:
+    async with clients_of(guarded(upstream="scripted", script=str(script))) as found:
         yield found
 
 
@@ -280,127 +217,3 @@ async def test_openais_client_reads_a_chat_stream(clients: Clients) -> None:
 
 async def test_openais_client_lists_the_models(clients: Clients) -> None:
     assert [model.id async for model in clients.openai.models.list()] == ["policy"]
-
-
-Ask = Callable[[Clients, bool], Awaitable[Any]]
-
-
-async def _message(clients: Clients, stream: bool) -> Any:
-    create: Any = clients.anthropic.messages.create
-    return await create(model="policy", max_tokens=9, messages=[{"role": "user", "content": "go"}], stream=stream)
-
-
-async def _response(clients: Clients, stream: bool) -> Any:
-    create: Any = clients.openai.responses.create
-    return await create(model="policy", input="go", stream=stream)
-
-
-async def _completion(clients: Clients, stream: bool) -> Any:
-    create: Any = clients.openai.chat.completions.create
-    return await create(model="policy", messages=[{"role": "user", "content": "go"}], stream=stream)
-
-
-ASKS: dict[str, tuple[Any, Ask]] = {
-    "messages": (anthropic, _message),
-    "responses": (openai, _response),
-    "chat": (openai, _completion),
-}
-EACH = [
-    pytest.param(*ASKS[name], stream, id=f"{name}-{stream}") for name, stream in itertools.product(ASKS, [False, True])
-]
-# Status, body, and the class of error that both makers' clients have for it.
-STATUSES: list[tuple[int, bytes, str]] = [
-    (400, b'{"error": {"message": "no"}}', "BadRequestError"),
-    (401, b'{"error": {"message": "no"}}', "AuthenticationError"),
-    (403, b'{"error": {"message": "no"}}', "PermissionDeniedError"),
-    (404, b'{"error": {"message": "no"}}', "NotFoundError"),
-    (413, b"<html>no</html>", "APIStatusError"),
-    (422, b'{"detail": [{"msg": "no"}]}', "UnprocessableEntityError"),
-    (429, b'{"error": {"message": "no"}}', "RateLimitError"),
-    (500, b"no", "InternalServerError"),
-    (503, b'{"error": {"message": "no"}}', "InternalServerError"),
-    (529, b'{"type": "error"}', "InternalServerError"),
-]
-
-
-@contextlib.asynccontextmanager
-async def before(handler: Handler, **model: Any) -> AsyncIterator[Clients]:
-    """The clients before a server of Chat Completions."""
-    async with raw_upstream(handler) as upstream:
-        loaded = _guarded(upstream="chat_completions", base_url=upstream.url, **model)
-        async with clients_of(loaded) as clients:
-            yield clients
-
-
-@pytest.mark.behaviour("MS-2", "MS-3", "MS-5")
-@pytest.mark.parametrize(("maker", "ask", "stream"), EACH)
-async def test_a_client_raises_for_each_status_what_it_would_at_the_upstream(
-    maker: Any, ask: Ask, stream: bool
-) -> None:
-    rows = iter(STATUSES)
-
-    async def handler(asked: Asked) -> None:
-        status, body, _ = next(rows)
-        kind = "application/json" if body.startswith(b"{") else "text/plain"
-        await asked.write(reply(status, body, ("Content-Type", kind), ("Retry-After", "17"), ("x-request-id", "r1")))
-
-    async with before(handler) as clients:
-        for status, body, name in STATUSES:
-            with pytest.raises(getattr(maker, name)) as failed:
-                await ask(clients, stream)
-            response = failed.value.response
-            assert (response.status_code, response.content) == (status, body)
-            assert (response.headers["retry-after"], response.headers["x-request-id"]) == ("17", "r1")
-
-
-@pytest.mark.behaviour("MS-2")
-@pytest.mark.parametrize(("maker", "ask", "stream"), EACH)
-async def test_a_client_is_told_that_the_upstream_cannot_be_reached(maker: Any, ask: Ask, stream: bool) -> None:
-    loaded = _guarded(upstream="chat_completions", base_url=f"http://127.0.0.1:{free_port()}/v1")
-    async with clients_of(loaded) as clients:
-        with pytest.raises(maker.InternalServerError, match="cannot be reached") as failed:
-            await ask(clients, stream)
-    assert failed.value.status_code == 502
-
-
-@pytest.mark.behaviour("MS-2")
-@pytest.mark.parametrize(("maker", "ask", "stream"), EACH)
-async def test_a_client_is_told_that_the_upstream_dropped_the_connection(maker: Any, ask: Ask, stream: bool) -> None:
-    async def drop(asked: Asked) -> None:
-        asked.hang_up()
-
-    async with before(drop) as clients:
-        with pytest.raises(maker.InternalServerError, match="dropped the connection") as failed:
-            await ask(clients, stream)
-    assert failed.value.status_code == 502
-
-
-@pytest.mark.behaviour("MS-2")
-@pytest.mark.parametrize(("maker", "ask", "stream"), EACH)
-async def test_a_client_is_told_that_the_upstream_is_silent(maker: Any, ask: Ask, stream: bool) -> None:
-    async def hang(asked: Asked) -> None:
-        await asked.gone.wait()
-
-    async with before(hang, timeout_s=0.2) as clients:
-        with pytest.raises(maker.InternalServerError, match="did not answer in time") as failed:
-            await ask(clients, stream)
-    assert failed.value.status_code == 504
-
-
-@pytest.mark.behaviour("MS-4")
-async def test_anthropics_client_that_leaves_a_stream_ends_the_upstreams_call() -> None:
-    gone = asyncio.Event()
-
-    async def talk(asked: Asked) -> None:
-        await asked.write(SSE_HEAD + event(delta({"content": "one"})))
-        await asked.gone.wait()
-        gone.set()
-        await asked.write(END)
-
-    async with before(talk) as clients:
-        async with clients.anthropic.messages.stream(
-            model="policy", max_tokens=9, messages=[{"role": "user", "content": "go"}]
-        ) as stream:
-            assert await anext(aiter(stream.text_stream)) == "one"
-        async with asyncio.timeout(WAIT_S):
-            await gone.wait()
