@@ -87,7 +87,7 @@ class SecuritySettings(_Section):
     previous_mesh_token: SecretStr | None = None
     """Accepted beside the mesh token while a mesh is given a new one, service by service."""
     client_token: SecretStr | None = None
-    """Bearer token for clients of the environment server; none means that loopback clients need none."""
+    """Bearer token for clients of the environment server; without one, whoever reaches its port may send rows."""
 
 
 class ServingSettings(_Section):

@@ -21,12 +21,14 @@ _TOKEN_PREFIX = "pdk1"
 class SessionClaims(Contract):
     """What a session token allows: calls to one model under one key until `expires_at` (Unix seconds).
 
-    `profile` names what the client sends without meaning it (the model proxy's bridge knows the names).
+    `session` tells the calls of one agent session from those of another under the same key. `profile` names
+    what the client sends without meaning it (the model proxy's bridge knows the names).
     `max_calls` and `max_output_tokens` bound what the key's agent calls may add up to; null is no bound.
     """
 
     key: str
     model: str
+    session: str = ""
     expires_at: float
     profile: str = "openai"
     max_calls: int | None = None

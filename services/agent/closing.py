@@ -17,6 +17,7 @@ from services.agent.records import RENEW_S, Found
 from services.agent.runs import Stop, error_answer, told
 from services.agent.sessions import Sessions, declare_lost, lost, require_same
 from shared.contracts.agent import CloseAgentRequest
+from shared.contracts.capture import of_session
 from shared.contracts.failure import Stage
 from shared.errors import CleanupUnprovenError, ConflictError, PaddockError, VersionConflictError
 from shared.ports.harness import SettingUp
@@ -153,7 +154,7 @@ class Closing:
                 stage=Stage.CLEANUP,
                 origin=error.origin,
             ) from error
-        return observe(capture, session.end)
+        return observe(of_session(capture, session.session_id), session.end)
 
     async def _released(self, harness: SettingUp, session: AgentSession) -> None:
         try:

@@ -154,6 +154,7 @@ class Run:
         claims = SessionClaims(
             key=session.key,
             model=model,
+            session=session.session_id,
             expires_at=session.expires_at + TOKEN_GRACE_S,
             max_calls=self._agent.entry.max_model_calls,
             max_output_tokens=self._agent.entry.max_model_output_tokens,

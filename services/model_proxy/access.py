@@ -30,6 +30,7 @@ class Caller:
     phase: Phase
     model: str | None
     profile: Profile
+    session: str = ""
     max_calls: int | None = None
     max_output_tokens: int | None = None
 
@@ -75,6 +76,18 @@ class Access:
             raise ForbiddenError("A session token can only call the models of its own episode.")
         require_token(headers, self._mesh_token, self._previous)
 
+    def is_mesh(self, headers: Headers) -> bool:
+        """Whether a service of the mesh calls, and not a harness with its session token.
+
+        Raises:
+            UnauthorizedError: it carries neither.
+        """
+        headers = _with_bearer(headers)
+        if looks_like_session_token(bearer(headers) or ""):
+            return False
+        require_token(headers, self._mesh_token, self._previous)
+        return True
+
     def caller(self, headers: Headers, key: str | None) -> Caller:
         """Who makes this model call; `key` is that of the path's `/rollouts/{key}` prefix, if it has one.
 
@@ -92,8 +105,8 @@ class Access:
             if key is not None and key != claims.key:
                 raise ForbiddenError(f"This session token belongs to another episode than '{key}'.")
             profile = PROFILES.get(claims.profile, DEFAULT_PROFILE)
-            limits = (claims.max_calls, claims.max_output_tokens)
-            return Caller(claims.key, "agent", claims.model, profile, *limits)
+            bounds = (claims.max_calls, claims.max_output_tokens)
+            return Caller(claims.key, "agent", claims.model, profile, claims.session, *bounds)
         require_token(headers, self._mesh_token, self._previous)
         if key is None:
             raise UnauthorizedError(

@@ -48,6 +48,7 @@ def new_record(caller: Caller, dialect: Dialect, model: str, call_id: str, reque
         {
             "call_id": call_id,
             "phase": caller.phase,
+            "session": caller.session,
             "dialect": dialect,
             "model": model,
             "stream": stream,

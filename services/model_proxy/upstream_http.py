@@ -126,23 +126,50 @@ class HttpReply:
 
 
 class _Chunks:
-    """The body as it arrives. A plain iterator, so that nothing is left suspended when it is given up."""
+    """The body as it arrives. A plain iterator, so that nothing is left suspended when it is given up.
+
+    The end of a piece that may be the beginning of our key is held back until the next piece tells.
+    """
 
     def __init__(self, reply: Http1Reply, key: bytes | None) -> None:
         self._reply = reply
         self._key = key
+        self._held = b""
+        self._error: Http1Error | None = None
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> bytes:
+        while self._error is None:
+            piece = await self._next_piece()
+            if released := self._released(piece):
+                return released
+            if not piece and not self._broken:
+                raise StopAsyncIteration
+        raise translated(self._error) from self._error
+
+    @property
+    def _broken(self) -> bool:
+        return self._error is not None
+
+    async def _next_piece(self) -> bytes:
+        """Empty at the end, and when the connection broke: what is held goes out before that is told."""
         try:
-            piece = await self._reply.next_piece()
+            return await self._reply.next_piece()
         except Http1Error as error:
-            raise translated(error) from error
-        if not piece:
-            raise StopAsyncIteration
-        return blanked(piece, self._key)
+            self._error = error
+            return b""
+
+    def _released(self, piece: bytes) -> bytes:
+        body, self._held = blanked(self._held + piece, self._key), b""
+        if self._key is None or not piece:
+            return body
+        for size in range(min(len(self._key) - 1, len(body)), 0, -1):
+            if body.endswith(self._key[:size]):
+                self._held = body[-size:]
+                return body[:-size]
+        return body
 
 
 class HttpUpstream:

@@ -29,6 +29,8 @@ class ErrorCategory(StrEnum):
 class ModelCall(Contract):
     """One call. Times are Unix seconds; `status` is what the caller was given, null when it left before.
 
+    `session` is that of the session token, empty for the mesh's own calls.
+
     `output_ids` are the ids of the output items and `call_ids` those of the tool calls in them:
     what joins a harness's own records to this call exactly. `left_out` names bodies that were too large
     to keep.
@@ -36,6 +38,7 @@ class ModelCall(Contract):
 
     call_id: str
     phase: Phase
+    session: str = ""
     dialect: Dialect
     model: str
     stream: bool
@@ -67,6 +70,12 @@ class Capture(Contract):
     sealed: bool
     calls: tuple[ModelCall, ...] = ()
     damaged: int = 0
+
+
+def of_session(capture: Capture, session: str) -> Capture:
+    """The capture without the calls of other sessions: a run that died may have left some under the same key."""
+    calls = tuple(call for call in capture.calls if call.phase != "agent" or call.session in {session, ""})
+    return capture.model_copy(update={"calls": calls})
 
 
 def summed_usage(capture: Capture, phase: Phase = "agent") -> Usage | None:

@@ -228,3 +228,10 @@ async def test_while_the_mesh_token_changes_the_previous_one_still_opens() -> No
         assert len((await _capture(proxy))["calls"]) == 2
     async with proxy_of(settings_of({"upstream": "scripted"}, security={"mesh_token": "the new one"})) as proxy:
         assert (await _ask(proxy, _token())).status_code == 401
+
+
+async def test_the_mesh_token_lists_all_models_without_naming_an_episode() -> None:
+    async with proxy_of(_loaded()) as proxy:
+        listed = await proxy.http.get("/v1/models", headers={"Authorization": f"Bearer {MESH}"})
+        assert [model["id"] for model in listed.json()["data"]] == ["policy"]
+        assert (await proxy.http.get("/v1/models")).status_code == 401

@@ -10,7 +10,7 @@ import orjson
 import pytest
 from starlette.datastructures import Headers
 
-from shared.contracts.capture import Capture, summed_usage
+from shared.contracts.capture import Capture, of_session, summed_usage
 from shared.contracts.episode import EpisodeId, EpisodeReply, TaskId
 from shared.contracts.failure import Failure, FailureKind, Stage
 from shared.contracts.responses import output_text
@@ -203,3 +203,15 @@ def test_usage_is_summed_over_the_agents_calls_and_null_when_one_is_not_known() 
     assert summed_usage(capture({"usage": usage(1, 1)}, {"usage": None})) is None
     assert summed_usage(capture({"usage": usage(1, 1)}, damaged=1)) is None
     assert summed_usage(capture()) is None
+
+
+def test_calls_that_an_earlier_session_left_under_the_same_key_are_not_counted() -> None:
+    whole = capture(
+        {"usage": usage(10, 5), "session": "first"},
+        {"usage": usage(10, 3), "session": "second"},
+        {"usage": usage(9, 9), "phase": "verify"},
+    )
+    total = summed_usage(of_session(whole, "second"))
+    assert total is not None
+    assert total.total_tokens == 13
+    assert len(of_session(whole, "second").calls) == 2
