@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from services.launcher.embedded import EmbeddedMesh
 
 USAGE_ERROR: Final = 2
+INTERRUPTED: Final = 130
 
 _DESCRIPTION = """\
 Paddock runs agent harnesses on prepared rows and grades what they did.
@@ -37,6 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status: int = arguments.run(arguments)
         sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("Stopped.", file=sys.stderr)
+        return INTERRUPTED
     except ConfigurationError as error:
         print("Paddock cannot start with this configuration:", file=sys.stderr)
         for problem in error.problems:
@@ -215,7 +219,9 @@ def _demo(arguments: argparse.Namespace) -> int:
     from services.collector.demo_rows import run_demo
 
     with _own_mesh(arguments) as mesh:
-        return run_demo(mesh.environment_url, _client_token(mesh.loaded))
+        policy = mesh.loaded.settings.models.get("policy")
+        scripted = policy is not None and policy.upstream == "scripted"
+        return run_demo(mesh.environment_url, _client_token(mesh.loaded), scripted=scripted)
 
 
 def _client_token(loaded: LoadedSettings) -> str | None:

@@ -1,5 +1,6 @@
 """`paddock doctor`: what this machine and this configuration can do, in sentences."""
 
+import asyncio
 import platform
 import shutil
 import socket
@@ -11,9 +12,10 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
-from shared.errors import ConfigurationError
+from shared.errors import ConfigurationError, StoreUnavailableError
 from shared.http.problems import redact
 from shared.settings import SERVICE_NAMES, LoadedSettings
+from shared.store.open import open_store
 
 Grade = Literal["ok", "missing", "wrong"]
 ENDPOINT_TIMEOUT_S = 5.0
@@ -38,7 +40,7 @@ def examine(load: Callable[[], LoadedSettings], say: Callable[[str], None]) -> i
         findings += [Finding("wrong", "configuration", str(problem)) for problem in error.problems]
     else:
         findings.append(Finding("ok", "configuration", "every key and every plug-in's options fit."))
-        findings += [*_ports(loaded), *_models(loaded)]
+        findings += [*_ports(loaded), asyncio.run(_store(loaded)), *_models(loaded)]
     for finding in findings:
         say(f"{_MARKS[finding.grade]}{finding.what:<16}{finding.told}")
     return 1 if any(finding.grade == "wrong" for finding in findings) else 0
@@ -77,6 +79,18 @@ def _ports(loaded: LoadedSettings) -> Iterator[Finding]:
             yield Finding("missing", f"port {address.port or 80}", f"something answers on {where}; {remedy}")
         else:
             yield Finding("ok", f"port {address.port or 80}", f"free for the {name} server.")
+
+
+async def _store(loaded: LoadedSettings) -> Finding:
+    address = redact(loaded.settings.store.url)
+    store = open_store(loaded)
+    try:
+        await store.ping()
+    except StoreUnavailableError as error:
+        return Finding("wrong", "store", error.message)
+    finally:
+        await store.close()
+    return Finding("ok", "store", f"{address} answers.")
 
 
 def _models(loaded: LoadedSettings) -> Iterator[Finding]:

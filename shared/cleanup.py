@@ -10,8 +10,9 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from shared.contracts.failure import CleanupError
+from shared.contracts.failure import CleanupError, FailureKind
 from shared.deadline import Deadline
+from shared.errors import PaddockError
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -83,6 +84,9 @@ class Cleanup:
         except Exception as error:  # noqa: BLE001 - whatever it is, it is kept and the next cleanup still runs
             self.error = CleanupError(what=self.what, type=type(error).__name__, message=str(error) or repr(error))
             _log.warning("cleanup '%s' failed: %s", self.what, self.error.message)
+            if isinstance(error, PaddockError) and error.kind is FailureKind.SESSION_LOST:
+                # Who is asked has forgotten what there was to undo: asking again brings nothing back.
+                self._attempts_left = 0
             return True
         self.done, self.error = True, None
         return False

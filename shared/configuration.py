@@ -55,7 +55,7 @@ def _read_embedded() -> dict[str, Any]:
 
 def _read_file(path: Path) -> tuple[str, dict[str, Any]]:
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
     except OSError as error:
         raise ConfigurationError([ConfigurationProblem(str(path), "", f"cannot be read: {error.strerror}.")]) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -63,6 +63,18 @@ def _read_file(path: Path) -> tuple[str, dict[str, Any]]:
     if values is not None and not isinstance(values, dict):
         raise ConfigurationError([ConfigurationProblem(str(path), "", "must hold a mapping at its top level.")])
     return str(path), values or {}
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """Refuses a key that stands twice in one mapping: YAML readers silently keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"'{key.value}' stands twice", key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
 
 
 def _environment_layers(environ: Mapping[str, str]) -> list[tuple[str, dict[str, Any]]]:

@@ -15,6 +15,7 @@
     ├── DeadlineError            deadline                 504  no
     ├── CancelledEpisodeError    cancelled                499  no
     ├── ProtocolViolationError   protocol_violation       502  yes   a peer answered what it may not
+    ├── AgentRunError            agent_run_error          502  no
     ├── CleanupUnprovenError     cleanup_unproven         502  no
     ├── VerifierError            verifier_error           500  yes
     │   └── JudgeError           judge_failed             502  no
@@ -180,6 +181,12 @@ class CancelledEpisodeError(PaddockError):
 class ProtocolViolationError(PaddockError):
     kind = FailureKind.PROTOCOL_VIOLATION
     status = 502
+
+
+class AgentRunError(PaddockError):
+    kind = FailureKind.AGENT_RUN_ERROR
+    status = 502
+    terminal = False
 
 
 class CleanupUnprovenError(PaddockError):

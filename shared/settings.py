@@ -36,7 +36,8 @@ class _PluginEntry(BaseModel):
 
 class StoreSettings(_Section):
     url: str = "memory://"
-    """Where state lives: `memory://` (one process per service)."""
+    """Where state lives: `memory://` (one process per service), or Redis for several: `redis://HOST:PORT/DATABASE`,
+    `rediss://` with TLS, `unix:///SOCKET`; a password stands before the host, as in `redis://:PASSWORD@HOST`."""
 
 
 class ServiceSettings(_Section):

@@ -56,7 +56,7 @@ def _compose() -> str | None:
 def _redis() -> str | None:
     if shutil.which("redis-server"):
         return None
-    return "There is no redis-server command. Get it: apt-get install redis-server"
+    return "There is no redis-server command. Get it: deploy/engines/redis.sh"
 
 
 def _bubblewrap() -> str | None:

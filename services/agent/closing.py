@@ -51,18 +51,18 @@ class Closing:
             require_same(named, session_id)
         task = self._under_way.get((session_id, key))
         if task is None:
-            task = asyncio.create_task(self._bounded(session_id, key, known=named is not None))
+            task = asyncio.create_task(self._bounded(request, known=named is not None))
             self._under_way[session_id, key] = task
             task.add_done_callback(lambda _: self._under_way.pop((session_id, key), None))
         return await asyncio.shield(task)
 
-    async def _bounded(self, session_id: str, key: str, *, known: bool) -> bytes:
-        limit_s = self._entry.close_timeout_s
+    async def _bounded(self, request: CloseAgentRequest, *, known: bool) -> bytes:
+        session_id, limit_s = request.agent_session_id, self._entry.close_timeout_s
         try:
             async with asyncio.timeout(limit_s):
                 while True:
                     try:
-                        return await self._closed(session_id, key, known)
+                        return await self._closed(request, known)
                     except VersionConflictError:
                         # Someone else changed the record: look at what it says now.
                         self._records.forget(session_id)
@@ -72,7 +72,8 @@ class Closing:
                 stage=Stage.CLEANUP,
             ) from error
 
-    async def _closed(self, session_id: str, key: str, known: bool) -> bytes:
+    async def _closed(self, request: CloseAgentRequest, known: bool) -> bytes:
+        session_id, key = request.agent_session_id, request.episode_id.key
         found = await self._records.read_or_recall(session_id)
         if found is None:
             if known:
@@ -83,7 +84,7 @@ class Closing:
             raise ConflictError(f"The agent session '{session_id}' belongs to another episode or agent.")
         if session.receipt is not None:
             return session.receipt
-        return await self._finish(await self._stopped(found))
+        return await self._finish(await self._stopped(found), request.include_response)
 
     async def _fence(self, session_id: str, key: str) -> bytes:
         receipt = _receipt(session_id, "unknown", {"cleanup_confirmed": True})
@@ -125,7 +126,7 @@ class Closing:
             found, run = now, None
         return found
 
-    async def _finish(self, found: Found) -> bytes:
+    async def _finish(self, found: Found, include_response: bool) -> bytes:
         session = found.session
         if session.observations is None:
             session = replace(session, observations=await self._observed(session))
@@ -133,7 +134,7 @@ class Closing:
         if holding is not None:
             found = await self._records.change(found, replace(session, state=State.COLLECTED))
             await self._released(holding, session)
-        receipt = _receipt_of(session)
+        receipt = _receipt_of(session, include_response)
         closed = replace(
             session, state=State.CLOSED, receipt=receipt, seed=None, held=None, end=None, observations=None
         )
@@ -171,7 +172,7 @@ def _line(agent: str, session: AgentSession) -> dict[str, Any]:
     return {"agent": agent, "activation": None if end is None else end.answer.status, "error": end and end.error}
 
 
-def _receipt_of(session: AgentSession) -> bytes:
+def _receipt_of(session: AgentSession, include_response: bool) -> bytes:
     end = session.end or RunEnd(error_answer(ConflictError("Never activated.")), [], {})
     return _receipt(
         session.session_id,
@@ -179,8 +180,13 @@ def _receipt_of(session: AgentSession) -> bytes:
         {"cleanup_confirmed": True, "return_code": None, "error": end.error, "timed_out": end.timed_out},
         agent_observations=_fragment(session.observations),
         resources_cookies=end.resources_cookies or None,
-        partial_response=_fragment(end.partial),
+        # A run that ended by itself, perhaps in the very moment of the close, has its whole response.
+        partial_response=_fragment(end.partial if end.partial is not None or not include_response else _answered(end)),
     )
+
+
+def _answered(end: RunEnd) -> bytes | None:
+    return end.answer.body if end.answer.status == 200 else None
 
 
 def _receipt(session_id: str, status: str, cleanup: dict[str, Any], **fields: Any) -> bytes:

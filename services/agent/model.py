@@ -13,6 +13,8 @@ from shared.ports.harness import HarnessEnd, ModelAccess
 
 CONTEXT_WINDOW: Final = "context_window"
 SESSION_LIMIT: Final = "session_limit"
+# Ends of a response that are the model's own; anything else that is not complete is a fault of who serves it.
+_LIMITS: Final = frozenset({"max_output_tokens", "content_filter"})
 # Who answered first when an error came through the proxy as it was.
 UPSTREAM: Final = "upstream"
 
@@ -65,7 +67,7 @@ def end_of_error(error: ServiceError, context_codes: Collection[str]) -> Harness
     if error.in_mesh_form or error.origin is None:
         raise error
     code = error.origin.code
-    if code in context_codes:
+    if error.status == 400 and code in context_codes:
         return HarnessEnd(status="incomplete", incomplete_reason=CONTEXT_WINDOW)
     excerpt = error.origin.body_excerpt
     cause = FailureCause(
@@ -78,13 +80,16 @@ def end_of_error(error: ServiceError, context_codes: Collection[str]) -> Harness
 
 def end_of_response(response: dict[str, Any], context_codes: Collection[str]) -> HarnessEnd | None:
     """How a run ends when its model answered with a response that is not complete; None for a complete one."""
-    status = response.get("status") or "completed"
-    if status == "completed":
+    status, error = response.get("status"), response.get("error")
+    whole = all(isinstance(item, dict) for item in response["output"])
+    if status == "completed" and not error and whole:
         return None
-    if status == "incomplete":
-        details = response.get("incomplete_details") or {}
-        return HarnessEnd(status="incomplete", incomplete_reason=details.get("reason") or "max_output_tokens")
-    error = response.get("error") or {}
+    reason_of_end = (response.get("incomplete_details") or {}).get("reason")
+    if status == "incomplete" and not error and whole and reason_of_end in _LIMITS:
+        return HarnessEnd(status="incomplete", incomplete_reason=reason_of_end)
+    if not isinstance(error, dict):
+        told = reason_of_end or ("its output holds what is no item" if not whole else None)
+        error = {"message": str(error or told or "it does not say how it ended")}
     code = error.get("code")
     if code in context_codes:
         return HarnessEnd(status="incomplete", incomplete_reason=CONTEXT_WINDOW)

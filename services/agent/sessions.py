@@ -223,7 +223,8 @@ async def declare_lost(host: Host, records: Records, found: Found) -> None:
 def lost(session_id: str) -> SessionLostError:
     """Answered with 409: the caller holds a name of what is no longer there."""
     error = SessionLostError(
-        f"There is no agent session '{session_id}', or no longer: it expired, or the store that held it was lost."
+        f"The agent server knows no session '{session_id}', or no longer: it was restarted without a store that"
+        " outlives it, or the session expired."
     )
     error.status = 409
     return error

@@ -106,11 +106,21 @@ class EnvironmentClient:
                 " address with --url."
             )
         if reply.status_code == 200:
-            return None
+            return self._other_service(reply)
         problem = read(reply.status_code, dict(reply.headers), reply.content, service=f"{self._url}/readyz")
         if reply.status_code in {404, 405}:
             return f"What answers at {self._url} is no environment server: {problem.message}"
         return f"The environment server is not ready. {problem.message}"
+
+    def _other_service(self, reply: httpx.Response) -> str | None:
+        """The sentence for a service of the mesh that takes no rows; None for an environment server."""
+        try:
+            service = reply.json().get("service", "environment")
+        except (ValueError, AttributeError):
+            return f"What answers at {self._url} is no environment server."
+        if service == "environment":
+            return None
+        return f"What answers at {self._url} is the {service} service; rows go to the environment server."
 
     async def attempt(self, episode: Episode) -> Result | FailureRecord:
         """Run the episode, or join it, and return its result line or its failure record.

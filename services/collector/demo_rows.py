@@ -8,19 +8,24 @@ from datetime import datetime
 from importlib.resources import as_file, files
 from pathlib import Path
 
-from services.collector.options import EXIT_USAGE, RunOptions
+from services.collector.options import EXIT_USAGE, RunOptions, command_name
 from services.collector.run import run
 
 DEMO_FILES = ("math.jsonl", "mcqa.jsonl", "gpqa.jsonl", "string_match.jsonl", "weather.jsonl")
+_SCRIPTED = "The scripted model gets two of these wrong on purpose, so that both rewards are seen. What next:"
+_OWN_MODEL = "These answers are your model's. What next:"
 _NEXT = """\
-The scripted model gets two of these wrong on purpose, so that both rewards are seen. What next:
-  your model  set PADDOCK_MODEL_BASE_URL, PADDOCK_MODEL_NAME and PADDOCK_MODEL_API_KEY, then `paddock demo` again
-  your rows   paddock run rows.jsonl --environment math       (one JSON object per line, like the rows in {rows})
-  to stay up  paddock up, and in another terminal: paddock run rows.jsonl --url http://127.0.0.1:8100"""
+  your model  set PADDOCK_MODEL_BASE_URL, PADDOCK_MODEL_NAME and PADDOCK_MODEL_API_KEY, then {paddock} demo again
+  your rows   {paddock} run rows.jsonl --environment math     (one JSON object per line, like the rows in {rows})
+  to stay up  {paddock} up, and in another terminal:
+              {paddock} run rows.jsonl --environment math --url http://127.0.0.1:8100"""
 
 
-def run_demo(url: str, token: str | None = None) -> int:
-    """Run the shipped rows and show their rewards; returns the exit status of the run."""
+def run_demo(url: str, token: str | None = None, *, scripted: bool = True) -> int:
+    """Run the shipped rows and show their rewards; returns the exit status of the run.
+
+    `scripted` tells whether the model is the one that knows these rows.
+    """
     stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
     with as_file(files("services.collector.demo")) as folder:
         options = RunOptions(
@@ -28,5 +33,6 @@ def run_demo(url: str, token: str | None = None) -> int:
         )
         status = run(options, url, token)
         if status < EXIT_USAGE:
-            print(_NEXT.format(rows=folder))
+            print(_SCRIPTED if scripted else _OWN_MODEL)
+            print(_NEXT.format(rows=folder, paddock=command_name()))
         return status

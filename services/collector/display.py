@@ -16,6 +16,7 @@ from rich.text import Text
 
 from services.collector.ledger import RowOutcome
 from services.collector.metrics import COMBINATORIAL, REWARD
+from services.collector.options import command_name
 from services.collector.rows import BadRow
 from services.collector.watching import RunSummary
 from shared.contracts.failure import FailureKind
@@ -155,7 +156,7 @@ def _row_table(summary: RunSummary) -> Table:
 def _environment_table(summary: RunSummary) -> Table:
     table = Table(title=f"Rewards ({_duration(summary.duration_s)})", title_justify="left")
     table.add_column("environment")
-    for name in ("rows", "mean reward", "± 95 %", "pass@k", "masked", "failed", "no outcome"):
+    for name in ("rows", "mean reward", "± 95 % over repeats", "pass@k", "masked", "failed", "no outcome"):
         table.add_column(name, justify="right")
     for name, metrics in summary.metrics["environments"].items():
         coverage, score = metrics["coverage"], metrics["scores"].get(REWARD)
@@ -220,8 +221,8 @@ def _end_lines(summary: RunSummary) -> list[str]:
         )
     if summary.due:
         lines.append(
-            f"To run those that may be tried again ({summary.due}): paddock run --resume -o {summary.paths.results}"
-            " (and the same --url, if any)."
+            f"To run those that may be tried again ({summary.due}): {command_name()} run --resume"
+            f" -o {summary.paths.results} (and the same --url, if any)."
         )
     return lines
 

@@ -21,7 +21,7 @@ def decode(line: bytes) -> Any:
         ValueError: it is not UTF-8 or not JSON; the message says where.
     """
     try:
-        return json.loads(line.decode("utf-8"), parse_constant=_no_constant)
+        return json.loads(line.decode("utf-8").rstrip("\n"), parse_constant=_no_constant)
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 at byte {error.start}") from error
     except json.JSONDecodeError as error:

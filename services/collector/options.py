@@ -1,5 +1,7 @@
 """What a run can be told, and how it can be refused."""
 
+import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +44,12 @@ class EnvironmentGoneError(RunError):
     """The environment stopped answering in the middle of a run. Rows without an answer are left as they were."""
 
     status = EXIT_ROWS_FAILED
+
+
+def command_name() -> str:
+    """How this command was called, so that what is printed can be typed again."""
+    called = Path(sys.argv[0])
+    return str(called) if called.name == "paddock" and shutil.which("paddock") is None else "paddock"
 
 
 def check_options(options: RunOptions) -> None:

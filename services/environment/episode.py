@@ -32,6 +32,7 @@ from shared.contracts.resources import RESOURCES_SESSION_HEADER, CloseResourcesR
 from shared.contracts.responses import AgentResponse
 from shared.deadline import Deadline
 from shared.errors import (
+    AgentRunError,
     CancelledEpisodeError,
     CleanupUnprovenError,
     DeadlineError,
@@ -42,6 +43,8 @@ from shared.errors import (
 )
 from shared.http.problems import redact
 from shared.settings import EnvironmentSettings
+
+VERIFY_MARGIN_S = 5.0
 
 Enter = Callable[[Stage], Awaitable[None]]
 
@@ -98,7 +101,12 @@ async def run_episode(row: Row, sessions: Sessions, parties: Parties, told: Told
 
         async def close_agent(left_s: float) -> None:
             told.receipt = await parties.agent.close(
-                CloseAgentRequest(agent_session_id=sessions.agent, episode_id=row.episode_id),
+                CloseAgentRequest(
+                    agent_session_id=sessions.agent,
+                    episode_id=row.episode_id,
+                    # Nobody waited for the response any more; the run may have ended by itself all the same.
+                    include_response=told.timed_out is not None,
+                ),
                 cookies=agent_cookies,
                 timeout_s=min(left_s, budgets.agent_close_s),
             )
@@ -129,7 +137,11 @@ async def run_episode(row: Row, sessions: Sessions, parties: Parties, told: Told
         _require_proof(told)
         if activated is None:
             told.response = _response_after_wall_limit(told)
-            told.outcome = parties.policy.decide(AgentResponse.model_validate_json(told.response))
+            response = AgentResponse.model_validate_json(told.response)
+            told.outcome = parties.policy.decide(response)
+            if response.status != "incomplete":
+                # The run ended by itself before the limit could end it: that is how it ended.
+                told.timed_out = None
         if told.outcome is None or told.outcome.action is not Action.VERIFY:
             return
 
@@ -138,7 +150,8 @@ async def run_episode(row: Row, sessions: Sessions, parties: Parties, told: Told
         told.verified = await parties.resources.verify(
             _verify_body(row, told.response),
             cookies=told.receipt.resources_cookies or resources_cookies,
-            timeout_s=deadline.within(budgets.verify_s),
+            # The resources server's own limit comes first, so that its word is heard.
+            timeout_s=deadline.within(budgets.verify_s + VERIFY_MARGIN_S),
         )
 
 
@@ -201,10 +214,17 @@ def _require_proof(told: Told) -> None:
 
 
 def _response_after_wall_limit(told: Told) -> bytes:
-    """What the agent had produced, else an empty response that says where it comes from."""
-    partial = told.receipt.partial_response if told.receipt is not None else None
+    """What the agent had produced, else an empty response that says where it comes from.
+
+    Raises:
+        AgentRunError: the run had failed by itself, so that there is nothing to grade.
+    """
+    receipt = told.receipt
+    partial = receipt.partial_response if receipt is not None else None
     if partial is not None:
         return orjson.dumps(partial)
+    if receipt is not None and receipt.cleanup.error is not None and not receipt.cleanup.timed_out:
+        raise AgentRunError(f"The agent's run failed before its wall limit: {receipt.cleanup.error}")
     return orjson.dumps(
         {
             "id": "resp_none",

@@ -45,7 +45,7 @@ class Row:
         content = [
             self.task_id.model_dump(), self.environment, self.params, self.task_data, self.agent_timeout_s, self.flat
         ]  # fmt: skip
-        return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()
+        return _hash_of(content)
 
     def located(self, problems: Sequence[FieldProblem]) -> BadRowError:
         """Problems with the task data, with their paths in the row as it was sent."""
@@ -147,7 +147,8 @@ def _environment_named(name: str | None, agent_ref: Mapping[str, Any] | None, se
     which = (
         "Several environments are configured" if agent is None else f"The agent '{agent}' selects no single environment"
     )
-    message = f"{which}, so the row has to name its own. Known: {', '.join(sorted(known)) or 'none'}."
+    names = ", ".join(sorted(known)) or "none"
+    message = f"{which}, so the row has to name its own, in its field 'environment'. Known: {names}."
     raise UnknownNameError(message, detail=[FieldProblem(("environment",), message, "missing")])
 
 
@@ -193,8 +194,15 @@ def _task_id(task_data: Mapping[str, Any], notes: Mapping[str, Any], raw: Mappin
             return str(value)
     if _is_count(notes.get("_ng_task_index")):
         return str(notes["_ng_task_index"])
-    content = orjson.dumps([raw["responses_create_params"], dict(task_data)], option=orjson.OPT_SORT_KEYS)
-    return f"task-{hashlib.sha256(content).hexdigest()[:16]}"
+    return f"task-{_hash_of([raw['responses_create_params'], dict(task_data)])[:16]}"
+
+
+def _hash_of(content: list[Any]) -> str:
+    """The same for the same content, whatever the order of its keys."""
+    try:
+        return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()
+    except TypeError as error:
+        raise BadRowError.of([FieldProblem(("body",), f"it cannot be kept: {error}", "recursion")]) from error
 
 
 def _without_answers(task_data: dict[str, Any], prefix: tuple[str, ...]) -> dict[str, Any]:

@@ -134,6 +134,10 @@ class Exchange(Response):
     async def _outcome(self, out: SseReply) -> Outgoing:
         try:
             self._reply = reply = await self._asked()
+            if 300 <= reply.status < 400:
+                raise unusable(
+                    f"The server of model '{self._model.name}' answered {reply.status}: a redirect.", "redirect"
+                )
             if not 200 <= reply.status < 300:
                 return await self._passed_on(reply)
             if self._stream:

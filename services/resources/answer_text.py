@@ -37,8 +37,13 @@ class Box:
 
 def final_text(response: dict[str, Any]) -> str:
     """What the response finally says, in Unicode's compatibility form (full-width letters become plain ones)."""
-    text = without_thinking(_without_open_end(output_text(response))[-TAIL_CHARS:])
+    text = spoken_text(response)
     return text if text.isascii() else unicodedata.normalize("NFKC", text)
+
+
+def spoken_text(response: dict[str, Any]) -> str:
+    """What the response finally says, character for character: in mathematics `x²` is not `x2`."""
+    return without_thinking(_without_open_end(output_text(response))[-TAIL_CHARS:])
 
 
 def _without_open_end(text: str) -> str:

@@ -88,7 +88,7 @@ class AgentClient:
             f"{self._url}/agent_sessions/close",
             service=SERVICE,
             timeout_s=timeout_s,
-            body=request.model_dump_json().encode(),
+            body=request.model_dump_json(exclude_defaults=True).encode(),
             cookies=cookies,
             replayable=True,
         )

@@ -64,8 +64,11 @@ class SeedAgentReply(Contract):
 
 
 class CloseAgentRequest(Contract):
+    """With `include_response` the receipt also carries the response of a run that had ended by itself."""
+
     agent_session_id: Annotated[str, Field(min_length=1, max_length=200)]
     episode_id: EpisodeId
+    include_response: bool = False
 
 
 class CleanupReceipt(Contract):

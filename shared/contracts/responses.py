@@ -90,12 +90,17 @@ class AgentResponse(OpenContract):
     failure_cause: FailureCause | None = None
 
 
+_TEXT_PARTS = frozenset({"output_text", "text"})
+
+
 def output_text(response: dict[str, Any]) -> str:
-    """The text of the last assistant message: what answer verifiers grade."""
+    """The text of the last assistant message that says anything: what answer verifiers grade."""
     for item in reversed(response.get("output") or []):
         if item.get("type", "message") == "message" and item.get("role", "assistant") == "assistant":
             content = item.get("content")
-            if isinstance(content, str):
+            if not isinstance(content, str):
+                parts = content or []
+                content = "".join(part.get("text") or "" for part in parts if part.get("type") in _TEXT_PARTS)
+            if content.strip():
                 return content
-            return "".join(part.get("text", "") for part in content or [] if part.get("type") == "output_text")
     return ""

@@ -80,7 +80,7 @@ class HttpClient:
                 await asyncio.sleep(pause_s)
                 pause_s *= 4
                 continue
-            if reply.status >= 400:
+            if reply.status >= 300:
                 raise read(reply.status, reply.headers, reply.body, service=service)
             return reply
         raise AssertionError("the last attempt returns or raises")

@@ -16,11 +16,37 @@ from typing import cast
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from shared.errors import ConfigurationError, ConfigurationProblem
 from shared.settings import ServingSettings, Settings, is_loopback
 
+HEAD_MAX_BYTES = 65_536
+_HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _STATUS_OF = {signal.SIGINT: 130, signal.SIGTERM: 143}
+
+
+class _BoundedHead(HttpToolsProtocol):
+    """Ends a connection whose request head grows beyond all measure; the parser itself would take it all in."""
+
+    _head_bytes = 0
+    _in_head = True
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_MAX_BYTES and not self.transport.is_closing():
+                self.transport.write(_HEAD_TOO_LARGE)
+                self.transport.close()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_head, self._head_bytes = True, 0
+        super().on_message_complete()
 
 
 class _Server(uvicorn.Server):
@@ -31,7 +57,7 @@ class _Server(uvicorn.Server):
             uvicorn.Config(
                 app,
                 loop="uvloop",
-                http="httptools",
+                http=_BoundedHead,
                 ws="none",
                 lifespan="on",
                 log_config=None,

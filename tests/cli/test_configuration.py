@@ -153,7 +153,12 @@ resources: {sums: {verifier: math}}
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("a: [", "is not valid YAML"), ("- 1", "must hold a mapping"), ("", "agents")],
+    [
+        ("a: [", "is not valid YAML"),
+        ("- 1", "must hold a mapping"),
+        ("agents: {a: {harness: tool_loop}}\nagents: {}", "'agents' stands twice"),
+        ("", "agents"),
+    ],
 )
 def test_files_that_cannot_be_read_are_named(tmp_path: Path, text: str, words: str) -> None:
     paths = written(tmp_path, odd=text)

@@ -194,6 +194,36 @@ async def test_the_wall_limit_ends_the_run_and_what_is_there_is_graded(partial: 
             assert graded["metadata"] == {"origin": "environment_after_wall_limit"}
 
 
+@pytest.mark.parametrize(
+    ("kept", "ends"),
+    [
+        (answer("42"), "graded"),
+        (failed("model_error", 500), "retryable"),
+    ],
+)
+async def test_a_run_that_ended_by_itself_before_its_limit_counts_as_it_ended(kept: dict[str, Any], ends: str) -> None:
+    async with house() as home:
+        home.parties.hold("run")
+        home.parties.receipt = {"partial_response": kept}
+        reply = (await home.run(flat("late", agent_timeout_s=0.3))).json()
+        assert home.parties.bodies["close agent"][0]["include_response"] is True
+        if ends == "graded":
+            assert reply["response"] == kept
+            assert "agent_timed_out" not in reply
+        else:
+            assert (reply["failure"]["failure_kind"], reply["failure"]["terminal"]) == ("model_error", False)
+            assert "verify" not in home.parties.order
+
+
+async def test_a_run_that_failed_by_itself_before_its_limit_is_never_graded() -> None:
+    async with house() as home:
+        home.parties.hold("run")
+        home.parties.receipt = {"cleanup": {"cleanup_confirmed": True, "error": "the tool server vanished"}}
+        failure = (await home.run(flat("broken", agent_timeout_s=0.3))).json()["failure"]
+        assert (failure["failure_kind"], failure["terminal"]) == ("agent_run_error", False)
+        assert "verify" not in home.parties.order
+
+
 @pytest.mark.behaviour("ES-32")
 async def test_an_agent_without_time_left_is_not_started() -> None:
     async with house(episode_timeout_s=1.2) as home:

@@ -23,9 +23,9 @@ from tests.launcher.rig import Launched, children_of, gone, memory_kib, tree_of
 FREE_PORTS = {f"PADDOCK_{name.upper()}_URL": "http://127.0.0.1:0" for name in SERVICE_NAMES}
 STARTED = "All services are ready."
 ROW = {
-    "responses_create_params": {"input": [{"role": "user", "content": "What is 2 + 2? Answer with A or B."}]},
-    "options": [{"A": "4"}, {"B": "5"}],
-    "expected_answer": "A",
+    "responses_create_params": {"input": [{"role": "user", "content": "Which planet is known as the Red Planet?"}]},
+    "options": [{"A": "Venus"}, {"B": "Mars"}],
+    "expected_answer": "B",
 }
 
 

@@ -1,6 +1,7 @@
 """Who may call models, and which; OpenAI's error shape for everything that is refused here."""
 
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,8 +15,11 @@ MESH = "mesh-token-of-these-tests"
 SIGNER = Signer(MESH, "session-token")
 
 
+SCRIPTED = {"upstream": "scripted", "script": str(Path(__file__).with_name("anything.yaml"))}
+
+
 def _loaded() -> LoadedSettings:
-    return settings_of({"upstream": "scripted", "model": "up"}, security={"mesh_token": MESH})
+    return settings_of(SCRIPTED | {"model": "up"}, security={"mesh_token": MESH})
 
 
 def _token(key: str = "k", model: str = "policy", left_s: float = 60.0, **claims: Any) -> str:
@@ -106,7 +110,7 @@ async def test_a_session_token_for_a_sealed_key_is_409_and_the_meshs_calls_go_on
 
 
 async def test_a_session_token_allows_one_model() -> None:
-    loaded = settings_of({"upstream": "scripted"}, security={"mesh_token": MESH})
+    loaded = settings_of(SCRIPTED, security={"mesh_token": MESH})
     both = {**loaded.settings.models, "judge": loaded.settings.models["policy"]}
     loaded = LoadedSettings(loaded.settings.model_copy(update={"models": both}), {})
     async with proxy_of(loaded) as proxy:
@@ -123,7 +127,7 @@ async def test_a_session_token_allows_one_model() -> None:
 
 
 async def test_an_unknown_model_is_told_with_the_nearest_and_recorded() -> None:
-    async with proxy_of(settings_of({"upstream": "scripted"})) as proxy:
+    async with proxy_of(settings_of(SCRIPTED)) as proxy:
         answer = await proxy.call("responses", model="polcy")
         call = await proxy.last_call()
     assert (answer.status_code, _error(answer)["code"], _error(answer)["param"]) == (404, "model_not_found", "model")
@@ -133,7 +137,7 @@ async def test_an_unknown_model_is_told_with_the_nearest_and_recorded() -> None:
 
 @pytest.mark.behaviour("MS-1")
 async def test_a_mesh_without_a_token_takes_any_bearer_under_a_prefix() -> None:
-    async with proxy_of(settings_of({"upstream": "scripted"})) as proxy:
+    async with proxy_of(settings_of(SCRIPTED)) as proxy:
         for token in (None, "anything"):
             for dialect in ("responses", "chat/completions"):
                 fields: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]} if "chat" in dialect else {}
@@ -144,7 +148,7 @@ async def test_a_mesh_without_a_token_takes_any_bearer_under_a_prefix() -> None:
 @pytest.mark.behaviour("MS-1")
 @pytest.mark.parametrize("body", [b"{", b"[]", b"\xff", b""])
 async def test_a_body_that_is_no_json_object_is_422(body: bytes) -> None:
-    async with proxy_of(settings_of({"upstream": "scripted"})) as proxy:
+    async with proxy_of(settings_of(SCRIPTED)) as proxy:
         answer = await proxy.http.post("/rollouts/k/v1/responses", content=body)
     assert answer.status_code == 422
     assert answer.json()["detail"][0]["loc"] == ["body"]
@@ -201,7 +205,7 @@ async def test_a_wait_longer_than_the_budget_is_passed_on_at_once() -> None:
 
 
 async def test_a_key_that_no_episode_can_have_is_404() -> None:
-    async with proxy_of(settings_of({"upstream": "scripted"})) as proxy:
+    async with proxy_of(settings_of(SCRIPTED)) as proxy:
         assert (await _ask(proxy, None, "/rollouts/a:seal/v1/responses")).status_code == 404
         assert (await proxy.http.get("/captures/a:seal")).status_code == 404
         assert (await proxy.http.post(f"/captures/{'a' * 300}/seal")).status_code == 404
@@ -222,11 +226,11 @@ async def test_a_token_with_bounds_allows_that_many_calls_and_tokens() -> None:
 
 async def test_while_the_mesh_token_changes_the_previous_one_still_opens() -> None:
     security = {"mesh_token": "the new one", "previous_mesh_token": MESH}
-    async with proxy_of(settings_of({"upstream": "scripted"}, security=security)) as proxy:
+    async with proxy_of(settings_of(SCRIPTED, security=security)) as proxy:
         assert (await _ask(proxy, _token())).status_code == 200
         assert (await _ask(proxy, MESH, "/rollouts/k/v1/responses", model="policy")).status_code == 200
         assert len((await _capture(proxy))["calls"]) == 2
-    async with proxy_of(settings_of({"upstream": "scripted"}, security={"mesh_token": "the new one"})) as proxy:
+    async with proxy_of(settings_of(SCRIPTED, security={"mesh_token": "the new one"})) as proxy:
         assert (await _ask(proxy, _token())).status_code == 401
 
 

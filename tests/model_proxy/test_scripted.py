@@ -51,12 +51,18 @@ async def _text(proxy: Proxy, prompt: str, **fields: Any) -> str:
         ("What is the capital of France?", r"\boxed{Paris}"),
         ("Name the largest ocean on Earth.", "Pacific Ocean"),
         ("should I take an umbrella in London?", "London"),
-        ("Something else entirely", "scripted model"),
     ],
 )
 async def test_the_built_in_script_answers_the_demonstration_rows(prompt: str, expected: str) -> None:
     async with proxy_of(settings_of({"upstream": "scripted"})) as proxy:
         assert expected in await _text(proxy, prompt)
+
+
+async def test_the_built_in_script_refuses_what_it_has_no_answer_to() -> None:
+    async with proxy_of(settings_of({"upstream": "scripted"})) as proxy:
+        answer = await proxy.call("responses", input="Something else entirely")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "not_scripted")
+    assert "PADDOCK_MODEL_BASE_URL" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("stream", [True, False])

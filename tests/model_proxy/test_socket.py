@@ -23,7 +23,7 @@ async def socket_client(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
     path = folder / "run" / "models.sock"
     config = folder / "mesh.yaml"
     config.write_text(
-        f"models: {{policy: {{upstream: scripted}}}}\n"
+        f"models: {{policy: {{upstream: scripted, script: {Path(__file__).with_name('anything.yaml')}}}}}\n"
         f"security: {{mesh_token: {MESH}}}\n"
         f"serving: {{drain_lead_s: 0}}\n"
         f"services: {{model_proxy: {{url: 'http://127.0.0.1:{free_port()}', socket_path: {path}}}}}\n"

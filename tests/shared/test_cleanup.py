@@ -6,6 +6,7 @@ import time
 import pytest
 
 from shared.cleanup import CleanupStack, shielded
+from shared.errors import SessionLostError
 
 SOON_S = 10.0
 
@@ -172,3 +173,19 @@ async def test_an_error_of_shielded_work_does_not_hide_the_cancellation(caplog: 
     with pytest.raises(asyncio.CancelledError):
         await task
     assert "too late" in caplog.text
+
+
+async def test_a_session_that_is_lost_is_not_asked_for_again() -> None:
+    runs = 0
+
+    async def lost(_left_s: float) -> None:
+        nonlocal runs
+        runs += 1
+        raise SessionLostError("it is gone")
+
+    stack = CleanupStack(SOON_S)
+    cleanup = stack.register("close the session", lost)
+    assert await cleanup.run(SOON_S) is False
+    await stack.unwind()
+    assert runs == 1
+    assert [error.type for error in stack.outstanding] == ["SessionLostError"]

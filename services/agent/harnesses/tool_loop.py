@@ -89,8 +89,9 @@ class ToolLoop:
             except ServiceError as error:
                 progress.usages.append(None)
                 return end_of_error(error, self._options.model_context_codes)
+            end = end_of_response(response, self._options.model_context_codes)
             _take(response, progress)
-            if (end := end_of_response(response, self._options.model_context_codes)) is not None:
+            if end is not None:
                 return end
             calls = [item for item in response["output"] if item.get("type") == "function_call"]
             if not calls:

@@ -120,11 +120,14 @@ def ending_or_failure(finish_reason: Any, capabilities: Capabilities) -> Ending:
     return ending
 
 
+_TEXT_PARTS = frozenset({"text", "output_text"})
+
+
 def plain_text(content: Any) -> str:
     """The text of a content that may be a list of parts."""
     if content is None or isinstance(content, str):
         return content or ""
-    return "".join(plain_text(part["text"]) for part in content if part.get("type") == "text")
+    return "".join(plain_text(part["text"]) for part in content if part.get("type") in _TEXT_PARTS)
 
 
 def reasoning_of(message: Mapping[str, Any]) -> str:
@@ -149,7 +152,8 @@ def to_responses(
     try:
         if failure := reply_error(chat, capabilities):
             raise failure
-        choice = chat["choices"][0]
+        choices = chat["choices"]
+        choice = next((one for one in choices if one.get("index") == 0), choices[0])
         ending = ending_or_failure(choice.get("finish_reason"), capabilities)
         output = _output(chat, choice, ending != "completed", names, capabilities, new_id)
     except (AttributeError, IndexError, KeyError, TypeError) as error:

@@ -6,6 +6,7 @@ text counts as unreadable instead.
 """
 
 import re
+import unicodedata
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -44,8 +45,13 @@ _REPLACEMENTS = [
 _TRAILING = re.compile(r"(?:\s|\\\\|(?<![.\\])\.(?!\.)|[,;])+$")
 _PERCENT = re.compile(r"\s*(?:\\?%|\\text\s*\{\s*(?:percent|%|\\%)\s*\}|\bpercent)\s*$", re.IGNORECASE)
 _DOTS = re.compile(r"\\[lcvd]?dots|\\dots[a-z]|\.\.\.|…")
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_BEYOND_ASCII = re.compile(r"[^\x00-\x7f]")
+_NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 _TWO_NUMBERS = re.compile(r"\d\s+\d")
+
+
+# Python itself reads no longer number from text.
+_LONGEST_CHARS = 4300
 
 
 class UnreadableError(ValueError):
@@ -67,7 +73,8 @@ def read(text: str, *, letter_units: bool = False) -> Reading:
     Raises:
         UnreadableError: the parser does not take all of it, or it has no value (a division by zero).
     """
-    plain = without_boxes(bare(text))
+    # Full-width and other digits become plain ones: they mean the same number.
+    plain = _BEYOND_ASCII.sub(_plain_character, without_boxes(bare(text)))
     for pattern, replacement in _REPLACEMENTS:
         plain = pattern.sub(replacement, plain)
     plain = _TRAILING.sub("", plain.strip())
@@ -79,7 +86,17 @@ def read(text: str, *, letter_units: bool = False) -> Reading:
     return Reading(_parse(measured.body), measured.unit)
 
 
+def _plain_character(match: re.Match[str]) -> str:
+    """Only what means the same: a superscript two or a half is no digit."""
+    character = match[0]
+    if character.isdecimal():
+        return str(unicodedata.decimal(character))
+    return chr(ord(character) - 0xFEE0) if "\uff01" <= character <= "\uff5e" else character
+
+
 def _parse(text: str) -> Any:
+    if len(text) > _LONGEST_CHARS:
+        raise UnreadableError("it is longer than any answer")
     if _NUMBER.fullmatch(text):
         return Number(text)  # most answers: a tenth of what the parser costs
     if _DOTS.search(text):

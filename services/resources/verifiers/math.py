@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from services.resources.answer_text import spoken_text
 from services.resources.grading.answers import bare, is_blank, last_box, same_text
 from services.resources.grading.judging import Evaluation, judged_equal
 from services.resources.grading.pool import SHARED_POOL
@@ -24,7 +25,6 @@ from services.resources.grading.protocol import (
     Result,
 )
 from shared.contracts.resources import ReverifyMode, Verdict
-from shared.contracts.responses import output_text
 from shared.errors import VerifierError
 from shared.ports.verifier import Answer, Judge, Verifier
 
@@ -82,7 +82,7 @@ class MathVerifier:
             JudgeError: the judge could not be asked.
             VerifierError: the expected answer cannot be read, or no child could work.
         """
-        extracted = await _extract(output_text(answer.response))
+        extracted = await _extract(spoken_text(answer.response))
         if extracted is None or is_blank(extracted):
             return _verdict(Result(Outcome.NO_ANSWER), extracted, [])
         result = await self._compare(task.expected_answer, extracted)

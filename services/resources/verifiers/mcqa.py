@@ -35,6 +35,10 @@ _HEAD_CHARS: Final = 200
 _CANDIDATES: Final = 500
 _AROUND: Final = " \t\r\n*_`'\"“”‘’$()[]{}<>\\.,;:!"
 _WORD_BEFORE = re.compile(r"(?:option|choice|letter)\s+(?=\W*\w\b)", re.IGNORECASE)
+_LABELLED = re.compile(r"^\s*\(?[A-Za-z]\s*[:.)]\s+")
+_NEXT_LETTER = re.compile(
+    r"[\s,;/&|.()\-–—]*(?:(?:or|and|maybe|perhaps|possibly|also)\b[\s,]*)*\(?([A-Z])(?=\s*(?:[).,;*]|$))"
+)
 _LONE_LETTER = re.compile(r"\b[^\W\d_]\b")
 _SEVERAL_BOXED = re.compile(r"[^\W\d_](?:\W*(?:,|/|&|\+|\||\bor\b|\band\b|\s)\W*[^\W\d_]\b)+", re.IGNORECASE)
 _SEVERAL = re.compile(r"\W*[^\W\d_](?:\W*(?:,|/|&|\+|\||\bor\b|\band\b)\W*[^\W\d_]\b(?!['’]))+", re.IGNORECASE)
@@ -162,7 +166,8 @@ def _last_labelled(text: str, task: Task) -> Choice | None:
         if _names_several(_SEVERAL.match(head), task):
             return Choice(match.start(), "answer_colon", None)
         if (first := _LETTER_FIRST.match(head)) and (letter := _capital(first.group(1), task)):
-            return Choice(match.start(), "answer_colon", letter)
+            said = letter if _says_no_other(content[first.end(1) :], letter, task) else None
+            return Choice(match.start(), "answer_colon", said)
         if task.grading_mode.startswith("lenient_answer_colon") and (letter := _option_with(content, task)):
             return Choice(match.start(), "answer_colon", letter)
     return None
@@ -172,6 +177,12 @@ def _names_several(match: re.Match[str] | None, task: Task) -> bool:
     """Whether these are several different options at once."""
     letters = {letter.upper() for letter in _LONE_LETTER.findall(match.group())} if match else set()
     return len(letters) > 1 and letters <= task.texts.keys()
+
+
+def _says_no_other(rest: str, letter: str, task: Task) -> bool:
+    """Whether no other option is named in the same breath: `B, or possibly C` is no choice, `B) A dog` is one."""
+    other = _NEXT_LETTER.match(rest)
+    return other is None or other.group(1) == letter or other.group(1) not in task.texts
 
 
 def _answer_chars(task: Task) -> int:
@@ -186,12 +197,10 @@ def _capital(letter: str, task: Task) -> str | None:
 
 
 def _option_with(content: str, task: Task) -> str | None:
-    """The only option whose text this is, or else the only one whose text stands in it."""
-    wanted = _plain(content)
+    """The only option whose text this is. A text that merely holds it may say something else: `25` is not `5`."""
+    wanted = {_plain(content), _plain(_LABELLED.sub("", content, count=1))}
     texts = {letter: _plain(text) for letter, text in task.texts.items()}
-    equal = [letter for letter, text in texts.items() if text and text == wanted]
-    within = [letter for letter, text in texts.items() if text and text in wanted]
-    matching = equal or within
+    matching = [letter for letter, text in texts.items() if text and text in wanted]
     return matching[0] if len(matching) == 1 else None
 
 
