@@ -22,11 +22,10 @@ from shared.contracts.agent import AGENT_COOKIE, AGENT_SESSION_HEADER, CloseAgen
 from shared.contracts.responses import ResponsesCreateParams
 from shared.errors import ConflictError, DrainingError, UnknownNameError
 from shared.http import headers as names
+from shared.http.prefer import read_prefer
 from shared.http.service import RETRY_AFTER_S, Mesh, Service, body_schema, disconnected, json_reply, read_model
 from shared.telemetry import current_key
 from shared.tokens import Signer
-
-_WAIT: Final = re.compile(r'(?:^|[,;])\s*wait\s*=\s*"?(\d{1,6})"?', re.IGNORECASE)
 
 _PATH_NAMES: Final = re.compile(r"\{(\w+)\}")
 
@@ -60,10 +59,10 @@ class Routes:
         sessions = self._sessions(request)
         session_id, key = self._session_of(request), _key_of(request)
         body = await request.body()
-        wait_s = _preferred_wait_s(request)
+        wait_s = read_prefer(request.headers).wait_s
         async with self._waiting(request, wait_s) as until:
             answer = await sessions.activate(session_id, session_layer.Request(key, body, until))
-        applied = {} if wait_s is None else {"preference-applied": f"wait={wait_s}"}
+        applied = {} if wait_s is None else {"preference-applied": f"wait={wait_s:g}"}
         if answer is not None:
             retry = {} if answer.retry_after is None else {"retry-after": answer.retry_after}
             return json_reply(answer.body, answer.status, applied | retry)
@@ -109,7 +108,7 @@ class Routes:
         return session_id
 
     @asynccontextmanager
-    async def _waiting(self, request: Request, wait_s: int | None) -> AsyncIterator["asyncio.Future[None]"]:
+    async def _waiting(self, request: Request, wait_s: float | None) -> AsyncIterator["asyncio.Future[None]"]:
         """A future that is resolved when the caller should not wait any longer."""
         until = asyncio.get_running_loop().create_future()
         self._host.waits.add(until)
@@ -163,12 +162,6 @@ def _key_of(request: Request) -> str | None:
     if key is not None:
         current_key.set(key)
     return key
-
-
-def _preferred_wait_s(request: Request) -> int | None:
-    """The seconds of `Prefer: wait=N` (RFC 7240, 4.3)."""
-    match = _WAIT.search(request.headers.get("prefer", ""))
-    return None if match is None else int(match[1])
 
 
 def _resolve(until: "asyncio.Future[None]") -> None:

@@ -286,3 +286,15 @@ async def test_an_answer_nested_beyond_all_measure_earns_nothing_and_holds_up_no
         reward, outcome = await grade(verifier, "1", "(" * 5000 + "1" + ")" * 5000)
         assert (reward, outcome in {Outcome.TIMEOUT, Outcome.UNREADABLE}) == (0.0, True)
         assert await grade(verifier, "1", "2/2") == (1.0, Outcome.EQUAL)
+
+
+@pytest.mark.parametrize("delay_ms", [0, 0.2, 0.5, 1, 2, 5, 20, 100])
+async def test_a_start_that_is_given_up_at_any_moment_neither_hangs_nor_leaves_a_child(delay_ms: float) -> None:
+    for _ in range(3):
+        verifier = MathVerifier(Options(children=2))
+        warming = asyncio.create_task(verifier.warm())
+        await asyncio.sleep(delay_ms / 1000)
+        async with asyncio.timeout(COMPUTES_WITHIN_S):
+            await verifier.close()
+            await asyncio.gather(warming, return_exceptions=True)
+        assert children_of_this_process() == []

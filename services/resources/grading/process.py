@@ -59,6 +59,13 @@ class DiedError(Exception):
         self.gold_read = gold_read
 
 
+async def _made(spawning: asyncio.Future[Process]) -> None:
+    """Wait for it whatever cancels this; it takes milliseconds."""
+    while not spawning.done():
+        with contextlib.suppress(asyncio.CancelledError, OSError):
+            await asyncio.shield(spawning)
+
+
 class GradingChild:
     """A child process that is ready for one request at a time."""
 
@@ -83,12 +90,22 @@ class GradingChild:
         # A fixed hash seed makes the order of the library's work, and so its verdicts, repeatable.
         environment = {"PYTHONPATH": str(_ROOT), "PYTHONHASHSEED": "0", "LANG": "C.UTF-8", "PYTHONUTF8": "1"}
         command = (sys.executable, "-P", "-s", "-m", f"{__package__}.child", str(os.getpid()))
-        try:
-            process = await asyncio.create_subprocess_exec(
+        spawning = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
                 *command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=environment, cwd="/", start_new_session=True
             )
+        )
+        try:
+            process = await asyncio.shield(spawning)
         except OSError as error:
             raise GraderUnavailableError(f"A grading child cannot be started: {error}.") from error
+        except asyncio.CancelledError:
+            # CPython waits for ever where a process is given up before its pipes are joined (seen with 3.11):
+            # it is made to the end, and whoever cancelled ends it.
+            await _made(spawning)
+            if spawning.exception() is None:
+                started(cls(spawning.result()))
+            raise
         child = cls(process)
         started(child)
         try:
