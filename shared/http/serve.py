@@ -31,10 +31,13 @@ class _BoundedHead(HttpToolsProtocol):
 
     _head_bytes = 0
     _in_head = True
+    _requests = 0
 
     def data_received(self, data: bytes) -> None:
+        requests = self._requests
         super().data_received(data)
-        if self._in_head:
+        # What ends a request belongs to its body, however much of it comes at once.
+        if self._in_head and self._requests == requests:
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_MAX_BYTES and not self.transport.is_closing():
                 self.transport.write(_HEAD_TOO_LARGE)
@@ -46,6 +49,7 @@ class _BoundedHead(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._in_head, self._head_bytes = True, 0
+        self._requests += 1
         super().on_message_complete()
 
 

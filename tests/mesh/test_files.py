@@ -101,7 +101,10 @@ def test_rows_that_name_an_unknown_environment_are_told_the_nearest(
     }
     assert "There is no environment 'maths'. Did you mean 'math'?" in reasons[1]
     assert "Known: gpqa, math, mcqa, string_match, weather" in reasons[1]
-    assert "the row has to name its own. Known: gpqa, math, mcqa, string_match, weather" in reasons[3]
+    assert (
+        "the row has to name its own, in its field 'environment'. Known: gpqa, math, mcqa, string_match, weather"
+        in reasons[3]
+    )
 
 
 @pytest.mark.behaviour("CO-5")

@@ -298,3 +298,15 @@ async def test_a_start_that_is_given_up_at_any_turn_of_the_loop_neither_hangs_no
         await verifier.close()
         await asyncio.gather(warming, return_exceptions=True)
     assert children_of_this_process() == []
+
+
+async def test_a_large_server_does_not_make_its_children_look_large() -> None:
+    ballast = bytearray(700 * 2**20)
+    ballast[::4096] = b"x" * len(ballast[::4096])
+    async with serving(Options(children=1)) as verifier:
+        await verifier.warm()
+        before = set(pool_of(verifier).pids)
+        for n in range(1, 6):
+            assert await grade(verifier, f"{n}", f"{2 * n}/2") == (1.0, Outcome.EQUAL)
+        assert set(pool_of(verifier).pids) == before
+    del ballast
