@@ -17,6 +17,9 @@ from services.launcher.children import OnDeath, Supervisor
 from services.launcher.fork import Child
 from services.launcher.signals import SignalInbox
 
+# Whoever runs the tests may ignore it, as nohup does, and that is inherited.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
 HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 

@@ -1,7 +1,6 @@
 """Who may call models, and which; OpenAI's error shape for everything that is refused here."""
 
 import time
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -9,13 +8,21 @@ import pytest
 
 from shared.settings import LoadedSettings
 from shared.tokens import SessionClaims, Signer
-from tests.model_proxy.wire import COMPLETION, Asked, Proxy, always, json_body, proxied, proxy_of, reply, settings_of
+from tests.model_proxy.wire import (
+    COMPLETION,
+    SCRIPTED,
+    Asked,
+    Proxy,
+    always,
+    json_body,
+    proxied,
+    proxy_of,
+    reply,
+    settings_of,
+)
 
 MESH = "mesh-token-of-these-tests"
 SIGNER = Signer(MESH, "session-token")
-
-
-SCRIPTED = {"upstream": "scripted", "script": str(Path(__file__).with_name("anything.yaml"))}
 
 
 def _loaded() -> LoadedSettings:

@@ -18,6 +18,7 @@ from tests.model_proxy.wire import (
     END,
     KEY,
     RESPONSE,
+    SCRIPTED,
     SSE_HEAD,
     WAIT_S,
     Asked,
@@ -265,7 +266,7 @@ async def test_a_record_that_does_not_parse_is_counted_and_the_others_are_read()
 
 
 async def test_every_answer_of_an_upstream_is_counted() -> None:
-    async with proxy_of(settings_of({"upstream": "scripted"})) as proxy:
+    async with proxy_of(settings_of(SCRIPTED)) as proxy:
         await proxy.call("responses")
         await proxy.call("responses")
         metrics = (await proxy.http.get("/metrics")).text

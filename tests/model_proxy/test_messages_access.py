@@ -6,13 +6,13 @@ import pytest
 
 from shared.settings import LoadedSettings
 from shared.tokens import SessionClaims, Signer
-from tests.model_proxy.wire import proxy_of, settings_of
+from tests.model_proxy.wire import SCRIPTED, proxy_of, settings_of
 
 MESH = "mesh-token-of-these-tests"
 
 
 def _guarded() -> LoadedSettings:
-    return settings_of({"upstream": "scripted", "model": "up"}, security={"mesh_token": MESH})
+    return settings_of(SCRIPTED | {"model": "up"}, security={"mesh_token": MESH})
 
 
 def _session_token(key: str = "k") -> str:

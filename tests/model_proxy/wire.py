@@ -6,6 +6,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -193,6 +194,10 @@ def always(*parts: bytes, then_close: bool = False) -> Handler:
             asked.hang_up()
 
     return handler
+
+
+# Answers anything; for tests that are not about what is answered.
+SCRIPTED: dict[str, Any] = {"upstream": "scripted", "script": str(Path(__file__).with_name("anything.yaml"))}
 
 
 def settings_of(model: dict[str, Any], **sections: Any) -> LoadedSettings:
