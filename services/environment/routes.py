@@ -102,8 +102,7 @@ async def _answer(record: EpisodeRecord, desk: Desk, mesh: Mesh, *, may_defer: b
         return json_reply(record.answer, record.http_status, headers)
     if may_defer:
         await desk.promise(record.key)
-        return json_reply(status_body(record), 202, {"Location": f"/episodes/{record.key}", "Retry-After": "1"})
-    if mesh.draining.is_set():
+    else:
         mesh.refuse_when_draining()
     return json_reply(status_body(record), 202, {"Location": f"/episodes/{record.key}", "Retry-After": "1"})
 

@@ -2,6 +2,7 @@
 
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -14,7 +15,7 @@ from services.model_proxy.bridge.response import reply_error, to_responses
 from services.model_proxy.bridge.stream import DONE, ChatStream, SseDecoder, encode_event
 from services.model_proxy.bridge.writer import Event
 from services.model_proxy.conversation import Answer, Failure, Relay, facts_of
-from services.model_proxy.failures import ModelCallError, category_of_code, unusable
+from services.model_proxy.failures import ModelCallError, category_of_code, refused, unusable
 from services.model_proxy.models import ServedModel
 
 
@@ -86,7 +87,7 @@ class AnswerStream(Protocol):
     def heartbeat(self) -> Event: ...
 
 
-class BridgedRelay:
+class BridgedRelay(ABC):
     """Implements `Relay` around a stream of the bridge. A subclass knows what its stream's answer is."""
 
     def __init__(self, stream: AnswerStream, model: ServedModel) -> None:
@@ -119,12 +120,12 @@ class BridgedRelay:
         self.opened = True
         return _encoded([*started, self._stream.heartbeat()])
 
-    def answer(self) -> Answer:
-        raise NotImplementedError
+    @abstractmethod
+    def answer(self) -> Answer: ...
 
+    @abstractmethod
     def _failure(self) -> Failure | None:
         """How the closed stream ended badly."""
-        raise NotImplementedError
 
     def _error_in(self, frame: dict[str, Any], data: bytes) -> Failure | None:
         """The error that a frame holds in place of an answer."""
@@ -211,7 +212,7 @@ def _translated(request: Mapping[str, Any], model: ServedModel, profile: Profile
             overrides=model.settings.overrides,
         )
     except RequestError as error:
-        raise ModelCallError(error.message, status=400, code=error.code, param=error.param) from error
+        raise refused(error) from error
     except (AttributeError, KeyError, TypeError) as error:
         raise ModelCallError(
             f"The request is not of the form of the Responses API: {type(error).__name__}: {error}",

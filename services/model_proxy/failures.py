@@ -6,6 +6,7 @@ Errors of an upstream do not pass through here: they go out as they came.
 import orjson
 
 from services.model_proxy.bridge.messages_errors import error_body, error_type
+from services.model_proxy.bridge.refusals import RequestError
 from shared.clients.model_proxy import SESSION_LIMIT_REACHED
 from shared.contracts.capture import Dialect, ErrorCategory
 from shared.contracts.failure import FailureKind, Origin
@@ -88,6 +89,11 @@ def render_call_error(error: PaddockError, dialect: Dialect) -> Problem:
         shaped = error_body(told["code"], told["message"], error_type(problem.status))
         body = {**body, **shaped, "error": {**told, **shaped["error"]}}
     return Problem(problem.status, orjson.dumps(body), problem.headers)
+
+
+def refused(error: RequestError) -> ModelCallError:
+    """The bridge's word that a request has no form in the upstream's dialect."""
+    return ModelCallError(error.message, status=400, code=error.code, param=error.param)
 
 
 def unknown_model(name: str, known: list[str]) -> ModelCallError:

@@ -17,7 +17,7 @@ from services.model_proxy.bridge.response import to_responses
 from services.model_proxy.bridge.stream import ChatStream
 from services.model_proxy.bridged import BridgedRelay, new_id
 from services.model_proxy.conversation import Answer, Conversation, Facts, Failure, Relay, facts_of
-from services.model_proxy.failures import ModelCallError, category_of_code, unusable
+from services.model_proxy.failures import category_of_code, refused, unusable
 from services.model_proxy.models import ServedModel
 from services.model_proxy.passed import PassedConversation, error_in
 
@@ -41,7 +41,7 @@ def messages_conversation(request: Mapping[str, Any], model: ServedModel, profil
             overrides=model.settings.overrides,
         )
     except RequestError as error:
-        raise ModelCallError(error.message, status=400, code=error.code, param=error.param) from error
+        raise refused(error) from error
     return _OverChat(messages, chat, model)
 
 

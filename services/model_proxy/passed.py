@@ -4,6 +4,7 @@ Changed are only the request's model name and configured defaults and overrides.
 event is released as it came; the last one waits for the record.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -101,7 +102,7 @@ def error_in(frame: Mapping[str, Any], data: bytes, capabilities: Capabilities) 
     return None if error is None else Failure(error.code, error.message, category_of_code(error.code), data)
 
 
-class _PassedRelay:
+class _PassedRelay(ABC):
     """What both dialects share. A subclass reads events along (`_read`) and knows its own ends."""
 
     def __init__(self, capabilities: Capabilities) -> None:
@@ -170,14 +171,14 @@ class _PassedRelay:
         else:
             self.failure = cut
 
-    def _done(self, raw: bytes) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def _done(self, raw: bytes) -> bytes: ...
 
-    def _read(self, frame: dict[str, Any], raw: bytes) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def _read(self, frame: dict[str, Any], raw: bytes) -> bytes: ...
 
-    def _failed(self, failure: Failure) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def _failed(self, failure: Failure) -> bytes: ...
 
 
 class PassedCompletion(_PassedRelay):

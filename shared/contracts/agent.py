@@ -1,6 +1,6 @@
 """Agent sessions on the wire: seed, activate, close."""
 
-from typing import Annotated, Any, Literal, NewType
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -8,8 +8,6 @@ from shared.contracts.contract import Contract
 from shared.contracts.episode import EpisodeId, TaskId
 from shared.contracts.failure import Reason
 from shared.contracts.sandbox import SandboxAccess
-
-AgentSessionId = NewType("AgentSessionId", str)
 
 AGENT_SESSION_HEADER = "X-Agent-Session"
 AGENT_COOKIE = "paddock_agent_session"

@@ -1,9 +1,5 @@
 """Names of the Chat Completions API that the mesh depends on (OpenAI's API reference, `POST /v1/chat/completions`)."""
 
-from typing import Literal
-
-FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "function_call"]
-
 # What a strict server knows; anything else in a body is a 400 there (case of NIM-like servers).
 REQUEST_FIELDS = frozenset(
     {

@@ -1,6 +1,6 @@
 """Resources sessions on the wire: seed, verify, close, tools."""
 
-from typing import Annotated, Any, Literal, NewType
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -8,8 +8,6 @@ from shared.contracts.contract import Contract, OpenContract
 from shared.contracts.episode import EpisodeId, TaskId
 from shared.contracts.failure import FailureKind, Reason
 from shared.contracts.sandbox import SandboxAccess
-
-ResourcesSessionId = NewType("ResourcesSessionId", str)
 
 RESOURCES_SESSION_HEADER = "X-Resources-Session"
 RESOURCES_COOKIE = "paddock_resources_session"
