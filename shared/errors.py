@@ -19,6 +19,14 @@
     ├── CleanupUnprovenError     cleanup_unproven         502  no
     ├── VerifierError            verifier_error           500  yes
     │   └── JudgeError           judge_failed             502  no
+    ├── ProviderError            provider_unavailable     503  no    the sandbox's engine, or the sandbox itself
+    │   ├── ProviderQuotaError   provider_quota_exhausted 503  no
+    │   ├── ProviderLostError    provider_lost            502  no    dead, restarted, replaced, removed
+    │   │   ├── ProviderOomError provider_oom_killed      502  no
+    │   │   └── ExitUnknownError provider_lost            502  no    nobody can say how a command ended
+    │   ├── SandboxRefusedError  provider_unavailable     422  yes   what was asked for cannot be had
+    │   ├── CommandNotStartedError  provider_unavailable  502  yes   no program, no folder; `reason`
+    │   └── SandboxFileError     provider_unavailable     502  yes   an upload or download that cannot be done
     ├── TransportError           transport_*          502/504  no
     ├── ServiceError             as the peer said      as it was
     └── ConfigurationError       -                          -  -     the service does not start
@@ -205,6 +213,54 @@ class JudgeError(VerifierError):
     terminal = False
 
 
+class ProviderError(PaddockError):
+    """What a command in a sandbox did is never one of these: they tell of the sandbox and of who provides it."""
+
+    kind = FailureKind.PROVIDER_UNAVAILABLE
+    status = 503
+    terminal = False
+
+
+class ProviderQuotaError(ProviderError):
+    kind = FailureKind.PROVIDER_QUOTA_EXHAUSTED
+
+
+class ProviderLostError(ProviderError):
+    kind = FailureKind.PROVIDER_LOST
+    status = 502
+
+
+class ProviderOomError(ProviderLostError):
+    kind = FailureKind.PROVIDER_OOM_KILLED
+
+
+class ExitUnknownError(ProviderLostError):
+    """A command's end was not told: it may have succeeded or failed."""
+
+
+class SandboxRefusedError(ProviderError):
+    """The provider or the image cannot give what was asked for; the message names the trait."""
+
+    status = 422
+    terminal = True
+
+
+class CommandNotStartedError(ProviderError):
+    """`reason`: `command_missing`, `not_executable`, `cwd_missing` or `no_processes`."""
+
+    status = 502
+    terminal = True
+
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class SandboxFileError(ProviderError):
+    status = 502
+    terminal = True
+
+
 class TransportError(PaddockError):
     """A peer could not be reached, dropped the connection, or did not answer in time.
 
@@ -237,7 +293,7 @@ class ServiceError(PaddockError):
         kind: FailureKind,
         status: int,
         terminal: bool,
-        origin: Origin,
+        origin: Origin | None,
         stage: Stage | None = None,
         detail: Sequence[FieldProblem] = (),
         retry_after_s: float | None = None,

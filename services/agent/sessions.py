@@ -63,7 +63,8 @@ class Sessions:
             agent=self.agent.name,
             session_id=session_id,
             key=request.episode_id.key,
-            seed_hash=canonical_hash(request.model_dump(mode="json")),
+            # The time that is left differs by nature when a seed is repeated.
+            seed_hash=canonical_hash(request.model_dump(mode="json", exclude={"deadline"})),
             expires_at=self.host.clock() + (request.deadline or LONGEST_SESSION_S),
             state=State.READY if self.agent.holding is None else State.SEEDING,
             seed=raw,

@@ -18,14 +18,19 @@ class Admission:
         self._keeper = keeper
         self._waiting: Counter[str] = Counter()
 
-    async def enter(self, name: str, environment: EnvironmentSettings, key: str) -> Lease | None:
+    async def enter(self, name: str, environment: EnvironmentSettings, key: str, *, admitted: bool) -> Lease | None:
         """Wait for a place; None where there is no limit. Who is cancelled while waiting takes no place.
+
+        An episode that was `admitted` on another server takes its place along: it waits for none, and goes on
+        over the limit when its place was given to another one meanwhile.
 
         Raises:
             OverloadedError: the queue is full, or the wait is over.
         """
         if environment.max_concurrent is None:
             return None
+        if admitted:
+            return await self._take_along(name, environment.max_concurrent, key)
         waiting = self._waiting[name]
         full = waiting >= environment.queue_size
         self._waiting[name] += 1
@@ -49,6 +54,12 @@ class Admission:
             )
             raise OverloadedError(why, retry_after_s=RETRY_AFTER_S)
         self._keeper.keep(place, lambda: None)
+        return place
+
+    async def _take_along(self, name: str, places: int, key: str) -> Lease | None:
+        place = await self._store.acquire(f"admission:{name}", key, ttl_s=LEASE_S, places=places)
+        if place is not None:
+            self._keeper.keep(place, lambda: None)
         return place
 
     async def leave(self, place: Lease | None) -> None:

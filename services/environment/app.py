@@ -9,9 +9,13 @@ from starlette.types import Scope
 
 from services.environment.budgets import Budgets
 from services.environment.desk import Desk
-from services.environment.episode import Parties
+from services.environment.ending import Ending
+from services.environment.news import News
 from services.environment.outcome import OutcomePolicy
+from services.environment.parties import Parties
+from services.environment.reaper import Reaper
 from services.environment.routes import DeskHolder, add_routes
+from services.environment.runner import Runner
 from shared.clients.agent import AgentClient
 from shared.clients.resources import ResourcesClient
 from shared.http.service import Mesh, create_service, require_token
@@ -30,8 +34,14 @@ def create_app(loaded: LoadedSettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(mesh: Mesh) -> AsyncIterator[None]:
-        desk = Desk(mesh, store, _parties(mesh))
+        parties = _parties(mesh)
+        news = News(store)
+        ending = Ending(mesh, store, parties)
+        runner = Runner(mesh, store, parties, ending)
+        reaper = Reaper(mesh, store, runner, ending, news)
+        desk = Desk(mesh, store, runner, reaper, news)
         holder.hold(desk)
+        reaper.start()
         try:
             yield
         finally:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from shared.deadline import Deadline
 from shared.errors import DeadlineError
-from shared.settings import AgentSettings, EnvironmentSettings, ResourcesSettings
+from shared.settings import AgentSettings, EnvironmentSettings, ResourcesSettings, Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +55,10 @@ class Budgets:
         if task_limit_s is not None and task_limit_s <= left_s:
             return AgentLimit(task_limit_s, "task")
         return AgentLimit(left_s, "episode")
+
+
+def record_ttl_s(settings: Settings, environment: str) -> float:
+    """Longer than the longest episode with its queue, its cleanup and the time that its outcome is kept."""
+    entry = settings.environments[environment]
+    queue_s = entry.queue_timeout_s or 0.0
+    return queue_s + entry.episode_timeout_s + 2 * entry.cleanup_timeout_s + settings.result_ttl_s

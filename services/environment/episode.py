@@ -6,29 +6,25 @@ ends in one of two ways: a verdict or a failure; an error of the machinery is ne
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 import orjson
 
-from services.environment.budgets import Budgets
-from services.environment.outcome import OutcomePolicy
+from services.environment.grants import tool_accesses
+from services.environment.parties import Parties, Sessions
 from services.environment.rows import Row
 from services.environment.told import Told
-from shared.cleanup import CleanupStack
-from shared.clients.agent import Activated, AgentClient
-from shared.clients.resources import ResourcesClient, SeededResources
+from shared.cleanup import Cleanup, CleanupStack, shielded
+from shared.clients.resources import SeededResources
 from shared.contracts.agent import (
     CloseAgentRequest,
-    HttpToolAccess,
-    McpToolAccess,
     SeedAgentRequest,
-    ToolAccess,
 )
-from shared.contracts.episode import Action, Outcome
+from shared.contracts.episode import Action
 from shared.contracts.failure import Stage
-from shared.contracts.resources import RESOURCES_SESSION_HEADER, CloseResourcesRequest, SeedResourcesRequest
+from shared.contracts.resources import CloseResourcesRequest, SeedResourcesRequest
 from shared.contracts.responses import AgentResponse
 from shared.deadline import Deadline
 from shared.errors import (
@@ -36,170 +32,207 @@ from shared.errors import (
     CancelledEpisodeError,
     CleanupUnprovenError,
     DeadlineError,
-    DrainingError,
+    FencedError,
     PaddockError,
-    ProtocolViolationError,
     SessionLostError,
 )
 from shared.http.problems import redact
-from shared.settings import EnvironmentSettings
 
 VERIFY_MARGIN_S = 5.0
 
-Enter = Callable[[Stage], Awaitable[None]]
+Keep = Callable[[], Awaitable[None]]
+"""Writes what is told so far where another server finds it; raises FencedError when this one may not any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Parties:
-    """Who takes part in the episodes of one environment, and their limits."""
+class Episode:
+    """One attempt at one row. What is known of it is in `told`; `keep` writes that where another server finds it."""
 
-    environment: EnvironmentSettings
-    agent: AgentClient
-    resources: ResourcesClient
-    budgets: Budgets
-    policy: OutcomePolicy
-    agent_seed_s: float
-    resources_seed_s: float
+    def __init__(
+        self, row: Row, sessions: Sessions, parties: Parties, told: Told, keep: Keep, deadline: Deadline
+    ) -> None:
+        self._row = row
+        self._sessions = sessions
+        self._parties = parties
+        self._told = told
+        self._keep = keep
+        self._deadline = deadline
+        self._budgets = parties.budgets
+        self._cleanup = CleanupStack(parties.budgets.cleanup_s)
+        self._agent_cookies: dict[str, str] = {}
+        self._resources_closing: Cleanup | None = None
+        self._agent_closing: Cleanup | None = None
 
+    async def run(self) -> None:
+        """The story. One that another server began goes on from its stage: what was asked for before is joined.
 
-@dataclass(frozen=True, slots=True)
-class Sessions:
-    """The ids that this episode gave its two sessions."""
+        Raises:
+            FencedError: the episode belongs to another server now, which cleans up, too.
+        """
+        told = self._told
+        async with self._ending():
+            if told.failure is not None:
+                self._resources_to_be_closed()
+                self._agent_to_be_closed()
+                return  # its server was lost in the cleanup: that is all that is left
 
-    agent: str
-    resources: str
+            if not told.ran:
+                await self._enter(Stage.SEED)
+                resources = await self._seed_resources()
+                await self._seed_agent(resources)
 
+                await self._enter(Stage.AGENT)
+                await self._activate()
 
-async def run_episode(row: Row, sessions: Sessions, parties: Parties, told: Told, enter: Enter) -> None:
-    """Run one attempt at one row; everything that is to be known of it is in `told` afterwards."""
-    budgets = parties.budgets
-    deadline = Deadline.after(budgets.episode_s)
-    cleanup = CleanupStack(budgets.cleanup_s)
-    async with _ending(told, cleanup, budgets):
-        await enter(Stage.SEED)
-        resources_cookies: dict[str, str] = {}
+            await self._enter(Stage.CLEANUP)
+            await self._close_agent()
 
-        async def close_resources(left_s: float) -> None:
-            await parties.resources.close(
-                CloseResourcesRequest(resources_session_id=sessions.resources, episode_id=row.episode_id),
-                cookies=resources_cookies,
-                timeout_s=min(left_s, budgets.resources_close_s),
-            )
+            if told.outcome is not None and told.outcome.action is Action.VERIFY:
+                await self._enter(Stage.VERIFICATION)
+                await self._verify()
 
-        cleanup.register("close the resources session", close_resources, attempts=2)
-        resources = await parties.resources.seed(
+    async def _enter(self, stage: Stage) -> None:
+        self._told.enter(stage)
+        await self._keep()
+
+    async def _seed_resources(self) -> SeededResources:
+        self._resources_to_be_closed()
+        row = self._row
+        seeded = await self._parties.resources.seed(
             SeedResourcesRequest(
-                resources_session_id=sessions.resources,
+                resources_session_id=self._sessions.resources,
                 episode_id=row.episode_id,
                 task_id=row.task_id,
                 task_data=row.task_data,
             ),
-            timeout_s=deadline.within(parties.resources_seed_s),
+            timeout_s=self._deadline.within(self._parties.resources_seed_s),
         )
-        resources_cookies |= resources.cookies
-        agent_cookies: dict[str, str] = {}
+        self._told.resources_cookies |= seeded.cookies
+        return seeded
 
-        async def close_agent(left_s: float) -> None:
-            told.receipt = await parties.agent.close(
-                CloseAgentRequest(
-                    agent_session_id=sessions.agent,
-                    episode_id=row.episode_id,
-                    # Nobody waited for the response any more; the run may have ended by itself all the same.
-                    include_response=told.timed_out is not None,
-                ),
-                cookies=agent_cookies,
-                timeout_s=min(left_s, budgets.agent_close_s),
-            )
-
-        closing = cleanup.register("close the agent session", close_agent, unwind_s=budgets.agent_close_s)
-        agent = await parties.agent.seed(
+    async def _seed_agent(self, resources: SeededResources) -> None:
+        self._agent_to_be_closed()
+        seeded = await self._parties.agent.seed(
             SeedAgentRequest(
-                agent_session_id=sessions.agent,
-                episode_id=row.episode_id,
-                task_id=row.task_id,
-                tool_accesses=_tool_accesses(parties, sessions, resources),
+                agent_session_id=self._sessions.agent,
+                episode_id=self._row.episode_id,
+                task_id=self._row.task_id,
+                tool_accesses=tool_accesses(self._parties, self._sessions, resources),
                 sandbox_access=resources.reply.sandbox_access,
-                deadline=deadline.left_s + budgets.cleanup_s,
+                deadline=self._deadline.left_s + self._budgets.cleanup_s,
             ),
-            timeout_s=deadline.within(parties.agent_seed_s),
+            timeout_s=self._deadline.within(self._parties.agent_seed_s),
         )
-        agent_cookies |= agent.cookies
+        self._agent_cookies |= seeded.cookies
 
-        await enter(Stage.AGENT)
-        activated = await _activate(row, parties, told, deadline, agent_cookies)
-        if activated is not None:
-            agent_cookies |= activated.cookies
-            told.response, told.outcome = activated.raw, parties.policy.decide(activated.response)
+    async def _activate(self) -> None:
+        """The single run of the harness, within its wall limit."""
+        told = self._told
+        limit = self._budgets.agent_limit(self._row.agent_timeout_s, self._deadline)
+        # Time that passed under an earlier server counts; the episode's own deadline has it in already.
+        spent_s = time.time() - told.activated_at if limit.set_by == "task" else 0.0
+        try:
+            async with asyncio.timeout(limit.seconds - spent_s) as wall:
+                activated = await self._parties.agent.activate(
+                    orjson.dumps(self._row.params),
+                    key=self._row.episode_id.key,
+                    cookies=self._agent_cookies,
+                    deadline=self._deadline,
+                )
+        except TimeoutError:
+            if not wall.expired():
+                raise
+            told.timed_out = limit
+        else:
+            self._agent_cookies |= activated.cookies
+            told.response, told.outcome = activated.raw, self._parties.policy.decide(activated.response)
+        told.ran = True
 
-        await enter(Stage.CLEANUP)
-        if not await closing.run(budgets.cleanup_s):
+    async def _close_agent(self) -> None:
+        """Close with proof, and settle what the response is."""
+        self._resources_to_be_closed()
+        closing = self._agent_to_be_closed()
+        if not await closing.run(self._budgets.cleanup_s):
             raise CleanupUnprovenError(f"The agent's session could not be closed: {_why(closing.error)}")
+        told = self._told
         _require_proof(told)
-        if activated is None:
+        if told.response is None:
             told.response = _response_after_wall_limit(told)
             response = AgentResponse.model_validate_json(told.response)
-            told.outcome = parties.policy.decide(response)
+            told.outcome = self._parties.policy.decide(response)
             if response.status != "incomplete":
                 # The run ended by itself before the limit could end it: that is how it ended.
                 told.timed_out = None
-        if told.outcome is None or told.outcome.action is not Action.VERIFY:
-            return
 
-        await enter(Stage.VERIFICATION)
+    async def _verify(self) -> None:
+        told = self._told
         assert told.receipt is not None
-        told.verified = await parties.resources.verify(
-            _verify_body(row, told.response),
-            cookies=told.receipt.resources_cookies or resources_cookies,
+        told.verified = await self._parties.resources.verify(
+            _verify_body(self._row, told.response),
+            cookies=told.receipt.resources_cookies or told.resources_cookies,
             # The resources server's own limit comes first, so that its word is heard.
-            timeout_s=deadline.within(budgets.verify_s + VERIFY_MARGIN_S),
+            timeout_s=self._deadline.within(self._budgets.verify_s + VERIFY_MARGIN_S),
         )
 
-
-async def _activate(
-    row: Row, parties: Parties, told: Told, deadline: Deadline, cookies: dict[str, str]
-) -> Activated | None:
-    """The single run of the harness; None when its wall limit ended it."""
-    limit = parties.budgets.agent_limit(row.agent_timeout_s, deadline)
-    try:
-        async with asyncio.timeout(limit.seconds) as wall:
-            return await parties.agent.activate(
-                orjson.dumps(row.params), key=row.episode_id.key, cookies=cookies, deadline=deadline
+    def _resources_to_be_closed(self) -> None:
+        if self._resources_closing is None:
+            self._resources_closing = self._cleanup.register(
+                "close the resources session", self._ask_resources_to_close, attempts=2
             )
-    except TimeoutError:
-        if not wall.expired():
+
+    async def _ask_resources_to_close(self, left_s: float) -> None:
+        await self._parties.resources.close(
+            CloseResourcesRequest(resources_session_id=self._sessions.resources, episode_id=self._row.episode_id),
+            cookies=self._told.resources_cookies,
+            timeout_s=min(left_s, self._budgets.resources_close_s),
+        )
+
+    def _agent_to_be_closed(self) -> Cleanup:
+        if self._agent_closing is None:
+            self._agent_closing = self._cleanup.register(
+                "close the agent session", self._ask_agent_to_close, unwind_s=self._budgets.agent_close_s
+            )
+        return self._agent_closing
+
+    async def _ask_agent_to_close(self, left_s: float) -> None:
+        self._told.receipt = await self._parties.agent.close(
+            CloseAgentRequest(
+                agent_session_id=self._sessions.agent,
+                episode_id=self._row.episode_id,
+                # Nobody waited for the response any more; the run may have ended by itself all the same.
+                include_response=self._told.timed_out is not None,
+            ),
+            cookies=self._agent_cookies,
+            timeout_s=min(left_s, self._budgets.agent_close_s),
+        )
+
+    @asynccontextmanager
+    async def _ending(self) -> AsyncIterator[None]:
+        """The episode's time, its failures, and the unwind that follows in a budget of its own.
+
+        Only who still owns the episode unwinds it: another server may have the agent at work by now.
+        """
+        told = self._told
+        try:
+            async with asyncio.timeout(self._deadline.left_s) as clock:
+                yield
+        except FencedError:
             raise
-        told.timed_out = limit
-        return None
-
-
-def _tool_accesses(parties: Parties, sessions: Sessions, seeded: SeededResources) -> list[ToolAccess]:
-    """The resources' tools, over the transports that the environment grants."""
-    tools = seeded.reply.resources_tools
-    entry = parties.environment
-    accesses: list[ToolAccess] = []
-    for transport in entry.tools:
-        if transport == "direct_http":
-            accesses.append(
-                HttpToolAccess(
-                    name=f"{entry.resources}_http",
-                    base_url=parties.resources.url,
-                    cookies=seeded.cookies,
-                    tools=tools.http if tools is not None else [],
-                )
-            )
-        elif tools is None or tools.mcp is None:
-            raise ProtocolViolationError(
-                f"The environment grants MCP tools, but the resources entry '{entry.resources}' lends none."
-            )
-        else:
-            accesses.append(
-                McpToolAccess(
-                    name=f"{entry.resources}_mcp",
-                    url=parties.resources.url + tools.mcp.path,
-                    headers={RESOURCES_SESSION_HEADER: next(iter(seeded.cookies.values()), sessions.resources)},
-                )
-            )
-    return accesses
+        except asyncio.CancelledError as error:
+            if told.given_up:
+                raise
+            told.fail(told.failure or CancelledEpisodeError("The episode was cancelled."), error)
+        except TimeoutError as error:
+            over = DeadlineError(f"The episode's {self._budgets.episode_s:g} s are over.")
+            told.fail(over if clock.expired() else _unexpected(error), error)
+        except PaddockError as error:
+            told.failure = error
+        except Exception as error:  # noqa: BLE001 - an episode ends in an answer, whatever happens
+            told.fail(_unexpected(error), error)
+        if told.failure is not None:
+            await shielded(self._keep())
+        with told.unwinding():
+            await self._cleanup.unwind()
+        told.cleanup_errors = self._cleanup.outstanding
 
 
 def _require_proof(told: Told) -> None:
@@ -243,44 +276,9 @@ def _verify_body(row: Row, response: bytes | None) -> bytes:
     return orjson.dumps({**row.task_data, "responses_create_params": row.params, "response": orjson.Fragment(response)})
 
 
-@asynccontextmanager
-async def _ending(told: Told, cleanup: CleanupStack, budgets: Budgets) -> AsyncIterator[None]:
-    """The episode's time, its failures, and the unwind that follows in any case, in a budget of its own."""
-    try:
-        async with asyncio.timeout(budgets.episode_s) as clock:
-            yield
-    except asyncio.CancelledError as error:
-        told.failure = told.failure or CancelledEpisodeError("The episode was cancelled.")
-        told.failure.__cause__ = error
-    except TimeoutError as error:
-        if clock.expired():
-            told.failure = DeadlineError(f"The episode's {budgets.episode_s:g} s are over.")
-        else:
-            told.failure = _unexpected(error)
-        told.failure.__cause__ = error
-    except PaddockError as error:
-        told.failure = error
-    except Exception as error:  # noqa: BLE001 - an episode ends in an answer, whatever happens
-        told.failure = _unexpected(error)
-        told.failure.__cause__ = error
-    with told.unwinding():
-        await cleanup.unwind()
-    told.cleanup_errors = cleanup.outstanding
-
-
 def _unexpected(error: Exception) -> PaddockError:
     return PaddockError(redact(f"Unexpected {type(error).__name__}: {error}"))
 
 
 def _why(error: object) -> str:
     return str(getattr(error, "message", "it did not answer within its budget"))
-
-
-def cancelled_by_shutdown() -> PaddockError:
-    """Why an episode fails whose server has to stop."""
-    return DrainingError("The environment server was shut down while the episode ran.")
-
-
-def mask_or_zero(outcome: Outcome) -> dict[str, object]:
-    """The result of the two actions that decide without the verifier."""
-    return {"reward": 0.0, "mask_sample": outcome.action is Action.MASK}

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import orjson
 
-from services.environment.episode import mask_or_zero
 from services.environment.rows import Row
 from services.environment.told import Told
 from shared.contracts.episode import Action
@@ -86,7 +85,10 @@ def _partial(told: Told) -> Any:
 def _result(told: Told, response: bytes | None) -> dict[str, Any]:
     assert told.outcome is not None
     assert response is not None
-    fields = orjson.loads(told.verified.raw) if told.verified is not None else mask_or_zero(told.outcome)
+    if told.verified is not None:
+        fields: dict[str, Any] = orjson.loads(told.verified.raw)
+    else:  # the two actions that decide without the verifier
+        fields = {"reward": 0.0, "mask_sample": told.outcome.action is Action.MASK}
     fields["mask_sample"] = fields.get("mask_sample", False)
     fields["response"] = orjson.Fragment(response)
     fields["outcome"] = told.outcome.model_dump(mode="json", exclude_none=True)
@@ -133,6 +135,8 @@ def _evidence(told: Told) -> dict[str, Any]:
         evidence["outcome"] = told.outcome.model_dump(mode="json", exclude_none=True)
     if told.cleanup_errors:
         evidence["cleanup_errors"] = [error.model_dump() for error in told.cleanup_errors]
+    if told.takeovers:
+        evidence["takeovers"] = told.takeovers
     if told.gaps:
         evidence["gaps"] = told.gaps
     return evidence

@@ -27,10 +27,10 @@ def add_routes(app: Service, mesh: Mesh, desk: "DeskHolder") -> None:
         """Run one prepared row, native or flat; the same episode again joins it or replays its outcome."""
         mesh.refuse_when_draining()
         row = read_row(await request.body(), mesh.settings, idempotency_key=request.headers.get("idempotency-key"))
-        await desk.now.start(row)
+        started = await desk.now.start(row)
         key = row.episode_id.key
         prefer = read_prefer(request.headers)
-        if request.headers.get(names.ON_DISCONNECT, "").lower() == "cancel":
+        if started and request.headers.get(names.ON_DISCONNECT, "").lower() == "cancel":
             record = await _wait_or_cancel(request, desk.now, key, prefer.longest_wait_s)
         else:
             record = await desk.now.wait(key, prefer.longest_wait_s)
@@ -99,7 +99,7 @@ class DeskHolder:
 async def _answer(record: EpisodeRecord, desk: Desk, mesh: Mesh, *, may_defer: bool) -> Response:
     if record.ended:
         headers = {"Retry-After": str(record.retry_after_s)} if record.retry_after_s is not None else None
-        return json_reply(record.answer, record.http_status, headers)
+        return json_reply(record.body, record.http_status, headers)
     if may_defer:
         await desk.promise(record.key)
     else:
@@ -108,7 +108,7 @@ async def _answer(record: EpisodeRecord, desk: Desk, mesh: Mesh, *, may_defer: b
 
 
 async def _wait_or_cancel(request: Request, desk: Desk, key: str, longest_s: float) -> EpisodeRecord:
-    """Wait, but cancel the episode when the client goes away first."""
+    """Wait, but cancel the episode when the client that started it goes away first."""
     waiting = asyncio.ensure_future(desk.wait(key, longest_s))
     leaving = asyncio.ensure_future(disconnected(request))
     try:

@@ -111,7 +111,10 @@ class Outcome(Contract):
 
 
 class Evidence(Contract):
-    """What is known beside the verdict, gathered after all cleanup, for results and failures alike."""
+    """What is known beside the verdict, gathered after all cleanup, for results and failures alike.
+
+    `takeovers` counts the environment servers that died, or stopped, while the episode ran.
+    """
 
     outcome: Outcome | None = None
     agent_observations: dict[str, Any] | None = None
@@ -119,6 +122,7 @@ class Evidence(Contract):
     close_receipt: dict[str, Any] | None = None
     timings_s: dict[str, float] = {}
     cleanup_errors: tuple[CleanupError, ...] = ()
+    takeovers: int = 0
     gaps: tuple[str, ...] = ()
 
 

@@ -101,6 +101,33 @@ def read(status: int, headers: dict[str, str], body: bytes, *, service: str) -> 
     )
 
 
+def recorded(error: PaddockError) -> dict[str, Any]:
+    """An error as JSON values, for a record from which `restored` makes it again."""
+    return {
+        "message": error.message,
+        "kind": error.kind,
+        "status": error.status,
+        "terminal": error.terminal,
+        "origin": None if error.origin is None else error.origin.model_dump(),
+        "stage": error.stage,
+        "detail": [{"loc": item.loc, "msg": item.msg, "type": item.type} for item in error.detail],
+    }
+
+
+def restored(fields: dict[str, Any]) -> ServiceError:
+    """The error that `recorded` described: the same words and the same consequences."""
+    return ServiceError(
+        fields["message"],
+        kind=FailureKind(fields["kind"]),
+        status=fields["status"],
+        terminal=fields["terminal"],
+        origin=None if fields["origin"] is None else Origin.model_validate(fields["origin"]),
+        stage=_stage(fields["stage"]),
+        detail=_detail(fields["detail"]),
+        in_mesh_form=True,
+    )
+
+
 def field_problems(error: ValidationError, prefix: Sequence[str | int] = ()) -> list[FieldProblem]:
     """Pydantic's complaints with their field paths below `prefix`; values are left out, they may be secret."""
     return [

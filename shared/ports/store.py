@@ -28,6 +28,9 @@ class Lease:
 class Store(Protocol):
     """All calls raise `StoreUnavailableError` when the store cannot be reached. Times are in seconds."""
 
+    outlives_process: bool
+    """Whether another process finds what this one wrote, also after it has died."""
+
     async def ping(self) -> None:
         """Return when the store answers."""
 

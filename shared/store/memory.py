@@ -36,6 +36,8 @@ class _Places:
 class MemoryStore:
     """Implements `shared.ports.store.Store`. Fences start at the clock, so they grow across restarts, too."""
 
+    outlives_process = False
+
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._records: dict[str, _Entry] = {}

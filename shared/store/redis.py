@@ -58,6 +58,8 @@ SILENCE_S: Final = 10.0
 class RedisStore:
     """Implements `shared.ports.store.Store`. Connects on first use; is used in one event loop."""
 
+    outlives_process = True
+
     def __init__(self, url: str) -> None:
         self._pool = BlockingConnectionPool.from_url(
             url,
