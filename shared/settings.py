@@ -38,6 +38,8 @@ class StoreSettings(_Section):
     url: str = "memory://"
     """Where state lives: `memory://` (one process per service), or Redis for several: `redis://HOST:PORT/DATABASE`,
     `rediss://` with TLS, `unix:///SOCKET`; a password stands before the host, as in `redis://:PASSWORD@HOST`."""
+    lease_s: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 15.0
+    """How long a claim lives that its owner no longer renews, and so how soon another replica takes over."""
 
 
 class ServiceSettings(_Section):
@@ -76,6 +78,8 @@ class ServicesSettings(_Section):
     """The model proxy."""
     resources: ServiceSettings = ServiceSettings(url="http://127.0.0.1:8400")
     """The resources server."""
+    patience_s: Seconds = 10.0
+    """How long a call that may be repeated is repeated while its peer, or the balancer before it, has no server."""
 
     def url_of(self, name: ServiceName) -> str:
         settings: ServiceSettings = getattr(self, name)

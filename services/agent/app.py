@@ -75,6 +75,7 @@ def create_app(
         proxy_url=proxy_url,
         tokens=Signer(secret, "session-token", previous=previous),
         instance=mesh.instance,
+        lease_s=loaded.settings.store.lease_s,
         clock=clock,
     )
     agents = {name: Sessions(host, agent) for name, agent in _agents(loaded, mesh, harnesses).items()}

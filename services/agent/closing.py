@@ -13,7 +13,7 @@ import orjson
 
 from services.agent.observations import not_run, observe
 from services.agent.record import AgentSession, RunEnd, State
-from services.agent.records import RENEW_S, Found
+from services.agent.records import Found
 from services.agent.runs import Stop, error_answer, told
 from services.agent.sessions import Sessions, declare_lost, lost, require_same
 from shared.contracts.agent import CloseAgentRequest
@@ -117,7 +117,9 @@ class Closing:
                     f"The harness did not stop within {limit_s:g} s; close the session again.", stage=Stage.CLEANUP
                 )
         while found.session.end is None:
-            now = await self._records.wait_for_change(found, timeout_s=0.0 if run is not None else RENEW_S)
+            now = await self._records.wait_for_change(
+                found, timeout_s=0.0 if run is not None else self._records.renew_s
+            )
             if now is not None and now.version == found.version:
                 await declare_lost(self._sessions.host, self._records, now)
                 now = await self._records.read(found.session.session_id)

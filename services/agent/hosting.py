@@ -45,13 +45,14 @@ class Host:
     proxy_url: str
     tokens: Signer
     instance: str
+    lease_s: float
     clock: Callable[[], float] = time.time
     leaving: bool = False
     waits: set["Future[None]"] = field(default_factory=set)
     _claims: "itertools.count[int]" = field(default_factory=itertools.count)
 
     def records(self) -> Records:
-        return Records(self.store, self.clock)
+        return Records(self.store, self.clock, self.lease_s)
 
     def new_owner(self) -> str:
         """A fresh name for each claim, so that a claim of this very process is seen as taken, too."""

@@ -12,8 +12,6 @@ from typing import Final
 from services.agent.record import AgentSession, record_key
 from shared.ports.store import Lease, Record, Store
 
-LEASE_S: Final = 15.0
-RENEW_S: Final = LEASE_S / 3
 # After its deadline a session is kept this long, so that a late close still finds it.
 KEPT_AFTER_DEADLINE_S: Final = 3600.0
 REMEMBERED: Final = 1024
@@ -28,8 +26,12 @@ class Found:
 
 
 class Records:
-    def __init__(self, store: Store, clock: Callable[[], float]) -> None:
+    """`lease_s`: how long a claim on a record lives; it is renewed, and looked at, every `renew_s`."""
+
+    def __init__(self, store: Store, clock: Callable[[], float], lease_s: float) -> None:
         self.store = store
+        self.lease_s = lease_s
+        self.renew_s = lease_s / 3
         self._clock = clock
         self._recent: OrderedDict[str, Found] = OrderedDict()
 
@@ -87,7 +89,7 @@ class Records:
 
     async def claim(self, session_id: str, owner: str) -> Lease | None:
         """The lease on the record; None while another holds it."""
-        return await self.store.acquire(record_key(session_id), owner, ttl_s=LEASE_S)
+        return await self.store.acquire(record_key(session_id), owner, ttl_s=self.lease_s)
 
     def _ttl_s(self, session: AgentSession, ttl_s: float | None) -> float:
         return ttl_s if ttl_s is not None else max(0.0, session.expires_at - self._clock()) + KEPT_AFTER_DEADLINE_S

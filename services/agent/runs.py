@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from services.agent.hosting import Agent, Host
 from services.agent.record import AgentSession, Answer, RunEnd, State
-from services.agent.records import RENEW_S, Found, Records
+from services.agent.records import Found, Records
 from services.agent.response import build_response, interrupted_response
 from shared.clients.model_proxy import model_base_url
 from shared.contracts.failure import FailureKind, Stage
@@ -226,12 +226,12 @@ class Run:
         """Keep the claim alive and see whether another replica stops the session."""
         while self._lease is not None:
             try:
-                now = await self._records.wait_for_change(self.found, timeout_s=RENEW_S)
+                now = await self._records.wait_for_change(self.found, timeout_s=self._records.renew_s)
                 if now is None or now.version != self.found.version:
                     closed = now is not None and now.session.state is State.STOPPING
                     self.stop(Stop.CLOSED if closed else Stop.LOST)
                     return
-                await self._host.store.renew(self._lease, ttl_s=3 * RENEW_S)
+                await self._host.store.renew(self._lease, ttl_s=self._records.lease_s)
             except FencedError:
                 try:
                     await self._reclaim()

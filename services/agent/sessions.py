@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from services.agent.hosting import Agent, Host
 from services.agent.record import AgentSession, Answer, RunEnd, State, canonical_hash
-from services.agent.records import RENEW_S, Found, Records
+from services.agent.records import Found, Records
 from services.agent.runs import INTERRUPTED_GAP, Run, Stop, error_answer
 from services.agent.setup import Setup
 from shared.contracts.agent import SeedAgentRequest
@@ -95,7 +95,7 @@ class Sessions:
 
     async def _seeded(self, found: Found) -> Found | None:
         """Wait for the setup of another caller; start it again when its process is gone."""
-        now = await self.records.wait_for_change(found, timeout_s=RENEW_S)
+        now = await self.records.wait_for_change(found, timeout_s=self.records.renew_s)
         if now is None or now.version != found.version:
             return now
         if self.agent.holding is not None:
@@ -184,7 +184,7 @@ class Sessions:
 
     async def _join(self, found: Found, until: "asyncio.Future[None]") -> Answer | None:
         """Wait for a run of another replica; declare it lost when that replica is gone."""
-        waiting = asyncio.ensure_future(self.records.wait_for_change(found, timeout_s=RENEW_S))
+        waiting = asyncio.ensure_future(self.records.wait_for_change(found, timeout_s=self.records.renew_s))
         try:
             await asyncio.wait((waiting, until), return_when=asyncio.FIRST_COMPLETED)
             if not waiting.done():

@@ -13,7 +13,7 @@ from typing import Any
 
 from services.agent.hosting import Host
 from services.agent.record import RunEnd, State
-from services.agent.records import LEASE_S, RENEW_S, Found, Records
+from services.agent.records import Found, Records
 from services.agent.runs import error_answer, told
 from shared.cleanup import shielded
 from shared.contracts.failure import FailureKind, Stage
@@ -116,9 +116,9 @@ async def _kept(host: Host, lease: Lease) -> AsyncIterator[None]:
 
     async def renew() -> None:
         while True:
-            await asyncio.sleep(RENEW_S)
+            await asyncio.sleep(host.lease_s / 3)
             try:
-                await host.store.renew(lease, ttl_s=LEASE_S)
+                await host.store.renew(lease, ttl_s=host.lease_s)
             except (FencedError, StoreUnavailableError) as error:
                 # The write at the end, which carries the claim, decides.
                 _log.warning("a claim could not be renewed: %s", error)

@@ -5,7 +5,7 @@ from collections import Counter
 from shared.errors import OverloadedError
 from shared.ports.store import Lease, Store
 from shared.settings import EnvironmentSettings
-from shared.store.leases import LEASE_S, LeaseKeeper
+from shared.store.leases import LeaseKeeper
 
 RETRY_AFTER_S = 5.0
 
@@ -13,9 +13,10 @@ RETRY_AFTER_S = 5.0
 class Admission:
     """Places are leases in the store, so that all replicas share one limit."""
 
-    def __init__(self, store: Store, keeper: LeaseKeeper) -> None:
+    def __init__(self, store: Store, keeper: LeaseKeeper, lease_s: float) -> None:
         self._store = store
         self._keeper = keeper
+        self._lease_s = lease_s
         self._waiting: Counter[str] = Counter()
 
     async def enter(self, name: str, environment: EnvironmentSettings, key: str, *, admitted: bool) -> Lease | None:
@@ -38,7 +39,7 @@ class Admission:
             place = await self._store.acquire(
                 f"admission:{name}",
                 key,
-                ttl_s=LEASE_S,
+                ttl_s=self._lease_s,
                 places=environment.max_concurrent,
                 wait_s=0.0 if full else environment.queue_timeout_s or 0.0,
             )
@@ -57,7 +58,7 @@ class Admission:
         return place
 
     async def _take_along(self, name: str, places: int, key: str) -> Lease | None:
-        place = await self._store.acquire(f"admission:{name}", key, ttl_s=LEASE_S, places=places)
+        place = await self._store.acquire(f"admission:{name}", key, ttl_s=self._lease_s, places=places)
         if place is not None:
             self._keeper.keep(place, lambda: None)
         return place

@@ -18,7 +18,6 @@ from shared.contracts.failure import Stage
 from shared.errors import CancelledEpisodeError, ConflictError, NotFoundError, VersionConflictError
 from shared.http.service import Mesh
 from shared.ports.store import Lease, Record, Store
-from shared.store.leases import LEASE_S
 
 # Waiters look this often whether the server is draining.
 TICK_S: Final = 1.0
@@ -46,7 +45,7 @@ class Desk:
         record = self._fresh(row, owner)
         ttl_s = record_ttl_s(self._mesh.settings, row.environment)
         lease, stored = await asyncio.gather(
-            self._store.acquire(episode_key(key), owner, ttl_s=LEASE_S),
+            self._store.acquire(episode_key(key), owner, ttl_s=self._mesh.settings.store.lease_s),
             self._store.create(episode_key(key), record.encoded(), ttl_s=ttl_s),
         )
         if stored is None:

@@ -22,11 +22,9 @@ from services.environment.told import Told
 from shared.errors import CancelledEpisodeError, FencedError, PaddockError, StoreUnavailableError
 from shared.http.service import Mesh
 from shared.ports.store import Lease, Record, Store
-from shared.store.leases import LEASE_S
 
 _log = logging.getLogger(__name__)
 
-LOOK_EVERY_S: Final = LEASE_S / 3
 REMEMBERED_WORDS: Final = 1024
 
 
@@ -39,6 +37,7 @@ class Reaper:
         self._runner = runner
         self._ending = ending
         self._news = news
+        self._lease_s = mesh.settings.store.lease_s
         self._cancelled: deque[str] = deque(maxlen=REMEMBERED_WORDS)
         self._tasks: set[asyncio.Task[None]] = set()
         self._owners = 0
@@ -86,11 +85,11 @@ class Reaper:
             except StoreUnavailableError as error:
                 _log.warning("cannot look for episodes that were left behind: %s", error.message)
             # Replicas that start together need not look together.
-            await asyncio.sleep(LOOK_EVERY_S * random.uniform(0.5, 1.0))
+            await asyncio.sleep(self._lease_s / 3 * random.uniform(0.5, 1.0))
 
     async def _examine(self, key: str) -> None:
         """Continue the episode if nobody has it."""
-        lease = await self._store.acquire(episode_key(key), self.new_owner(), ttl_s=LEASE_S)
+        lease = await self._store.acquire(episode_key(key), self.new_owner(), ttl_s=self._lease_s)
         if lease is None:
             return
         found, row = await asyncio.gather(self._store.get(episode_key(key)), self._store.get(row_key(key)))

@@ -69,8 +69,9 @@ class Runner:
         self._store = store
         self._parties = parties
         self._ending = ending
-        self._keeper = LeaseKeeper(store)
-        self._admission = Admission(store, self._keeper)
+        lease_s = mesh.settings.store.lease_s
+        self._keeper = LeaseKeeper(store, ttl_s=lease_s)
+        self._admission = Admission(store, self._keeper, lease_s)
         self._running: dict[str, Running] = {}
 
     def running(self, key: str) -> Running | None:

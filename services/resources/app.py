@@ -11,7 +11,7 @@ from services.resources.judge import ProxyJudge
 from services.resources.mcp_server import McpEndpoint
 from services.resources.routes import Desk, add_routes
 from services.resources.sessions import Sessions
-from services.resources.verification import CLAIM_TTL_S, Verification
+from services.resources.verification import Verification
 from shared.errors import ConfigurationProblem
 from shared.http.service import Mesh, create_service, mesh_token_of, previous_mesh_token_of
 from shared.ports.store import Store
@@ -30,7 +30,6 @@ def create_app(
     *,
     plugins: Plugins | None = None,
     store: Store | None = None,
-    claim_ttl_s: float = CLAIM_TTL_S,
 ) -> FastAPI:
     """The application; a given `store` stays the caller's to close.
 
@@ -49,7 +48,7 @@ def create_app(
         proxy_url = loaded.settings.services.url_of("model_proxy")
         return ProxyJudge(mesh.client, proxy_url, entry.settings.judge, key, entry.settings.verify_timeout_s)
 
-    verification = Verification(sessions, judge_of, claim_ttl_s=claim_ttl_s)
+    verification = Verification(sessions, judge_of, claim_ttl_s=settings.store.lease_s)
     desk = Desk(entries, sessions, verification)
     mcp = McpEndpoint(desk)
 

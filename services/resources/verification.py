@@ -1,7 +1,7 @@
 """Grade a response: once per session, bounded in time, the verdict stored and replayed byte for byte.
 
 A verification claims its session in the record. Calls that meet it wait: in this process for its task,
-elsewhere for the record to change. A claim whose record stands still for `CLAIM_TTL_S` belongs to a process
+elsewhere for the record to change. A claim whose record stands still for that long belongs to a process
 that died, and whoever waited takes it over; no clocks are compared. Nothing but a verifier's own verdict is
 a reward: whatever it raises is a failure, and a judge that fails masks the sample.
 """
@@ -37,8 +37,6 @@ from shared.telemetry import current_key
 
 _log = logging.getLogger(__name__)
 
-CLAIM_TTL_S: Final = 15.0
-
 JudgeOf = Callable[[Entry, str], Judge | None]
 
 
@@ -69,7 +67,7 @@ def read_submission(body: bytes) -> Submission:
 class Verification:
     """Runs verifications in this process; at most one per session in all processes."""
 
-    def __init__(self, sessions: Sessions, judge_of: JudgeOf, *, claim_ttl_s: float = CLAIM_TTL_S) -> None:
+    def __init__(self, sessions: Sessions, judge_of: JudgeOf, *, claim_ttl_s: float) -> None:
         self._sessions = sessions
         self._judge_of = judge_of
         self._claim_ttl_s = claim_ttl_s

@@ -1,8 +1,8 @@
 """The one HTTP client for the hops between services.
 
 Pooled, bounded, typed errors. A request is repeated only where nothing was sent (a refused connection),
-or where the caller says that the peer joins or replays it by key (`replayable`): a server may close an
-idle connection in the very moment in which it is used again.
+or where the caller says that the peer joins or replays it by key (`replayable`): a server may die or close an
+idle connection in the very moment in which it is used, and another replica then answers the repeated request.
 """
 
 import asyncio
@@ -13,18 +13,24 @@ from typing import Final
 
 from shared.contracts.failure import FailureKind
 from shared.deadline import Deadline
-from shared.errors import TransportError
+from shared.errors import PaddockError, ServiceError, TransportError
 from shared.http import headers as names
 from shared.http.http1 import Http1Client, Target
 from shared.http.http1_reply import Http1Error, Http1Reply, Http1TimeoutError
 from shared.http.problems import JSON_TYPE, read
-from shared.telemetry import current_key, current_trace, new_traceparent
+from shared.redaction import redact
+from shared.telemetry import current_key
+from shared.tracing import span, trace_headers
 
 # Shorter than any server of ours keeps an idle connection open, so that we close first.
 KEEP_ALIVE_S: Final = 15.0
 CONNECT_TIMEOUT_S: Final = 5.0
-ATTEMPTS: Final = 3
+PATIENCE_S: Final = 0.5
 FIRST_PAUSE_S: Final = 0.05
+LONGEST_PAUSE_S: Final = 1.0
+_BALANCER_STATUSES: Final = frozenset({502, 503, 504})
+_COME_AGAIN: Final = frozenset({FailureKind.SHUTDOWN, FailureKind.PERSISTENCE_FAILED})
+"""A replica that stops, or whose store is away: the request was not begun, and will be served soon."""
 _LOCAL_ERRNOS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 
 
@@ -39,10 +45,14 @@ class Reply:
 
 
 class HttpClient:
-    """Calls services of the mesh; made once per process, closed by whoever made it."""
+    """Calls services of the mesh; made once per process, closed by whoever made it.
 
-    def __init__(self, token: str | None = None) -> None:
+    `patience_s`: how long a request that may be repeated is repeated while its peer cannot be reached.
+    """
+
+    def __init__(self, token: str | None = None, *, patience_s: float = PATIENCE_S) -> None:
         self._token = token
+        self._patience_s = patience_s
         self._http1 = Http1Client(keep_alive_s=KEEP_ALIVE_S, connect_timeout_s=CONNECT_TIMEOUT_S)
 
     async def close(self) -> None:
@@ -66,24 +76,44 @@ class HttpClient:
             ServiceError: the peer answered with an error status.
             TransportError: it could not be reached, dropped the connection, or did not answer in time.
         """
+        with span(f"{method} {service}", "client") as hop:
+            reply = await self._repeated(method, url, service, timeout_s, body, headers, cookies, replayable)
+            if hop.recorded:
+                hop.set("http.request.method", method)
+                hop.set("url.full", redact(url.partition("?")[0]))
+                hop.set("peer.service", service)
+                hop.set("http.response.status_code", reply.status)
+        return reply
+
+    async def _repeated(
+        self,
+        method: str,
+        url: str,
+        service: str,
+        timeout_s: float,
+        body: bytes | None,
+        headers: Mapping[str, str] | None,
+        cookies: Mapping[str, str] | None,
+        replayable: bool,
+    ) -> Reply:
         deadline = Deadline.after(timeout_s)
         sent_headers = self._headers(headers, cookies, body is not None, deadline)
         pause_s = FIRST_PAUSE_S
-        for attempt in range(1, ATTEMPTS + 1):
+        patience: Deadline | None = None
+        while True:
             try:
                 reply = await self._once(method, url, service, body, sent_headers, deadline)
-            except TransportError as error:
-                again = replayable or not error.sent
-                timed_out = error.kind is FailureKind.TRANSPORT_TIMEOUT
-                if not again or timed_out or attempt == ATTEMPTS or deadline.left_s <= pause_s:
-                    raise
-                await asyncio.sleep(pause_s)
-                pause_s *= 4
-                continue
-            if reply.status >= 300:
+                if reply.status < 300:
+                    return reply
                 raise read(reply.status, reply.headers, reply.body, service=service)
-            return reply
-        raise AssertionError("the last attempt returns or raises")
+            except (TransportError, ServiceError) as error:
+                patience = patience or Deadline.after(self._patience_s)
+                comes_again = replayable and error.kind in _COME_AGAIN
+                left = deadline if comes_again else patience
+                if not _may_repeat(error, replayable) or min(left.left_s, deadline.left_s) <= pause_s:
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s = min(4 * pause_s, LONGEST_PAUSE_S)
 
     def _headers(
         self,
@@ -93,7 +123,7 @@ class HttpClient:
         deadline: Deadline,
     ) -> dict[str, str]:
         sent = {
-            names.TRACEPARENT: new_traceparent(current_trace.get()),
+            **trace_headers(),
             names.DEADLINE: f"{deadline.left_s:.3f}",
         }
         if self._token is not None:
@@ -127,6 +157,16 @@ class HttpClient:
             else:
                 kind, told = _why_not_connected(error), f"{service} cannot be reached: {error}."
             raise TransportError(told, kind=kind, service=service, sent=error.connected) from error
+
+
+def _may_repeat(error: PaddockError, replayable: bool) -> bool:
+    """Whether the request may reach a server that serves it when it is sent again."""
+    if isinstance(error, TransportError):
+        return (replayable or not error.sent) and error.kind is not FailureKind.TRANSPORT_TIMEOUT
+    if not isinstance(error, ServiceError) or not replayable:
+        return False
+    # What does not have our form is a balancer's word: it has no server, or has just lost it.
+    return error.kind in _COME_AGAIN if error.in_mesh_form else error.status in _BALANCER_STATUSES
 
 
 def _why_not_connected(error: Http1Error) -> FailureKind:

@@ -3,12 +3,9 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Final
 
 from shared.errors import FencedError, StoreUnavailableError
 from shared.ports.store import Lease, Store
-
-LEASE_S: Final = 15.0
 
 _log = logging.getLogger(__name__)
 
@@ -16,7 +13,7 @@ _log = logging.getLogger(__name__)
 class LeaseKeeper:
     """Renews what it was given until it is told to stop. `lost` is called once when a claim was lost."""
 
-    def __init__(self, store: Store, *, ttl_s: float = LEASE_S) -> None:
+    def __init__(self, store: Store, *, ttl_s: float) -> None:
         self._store = store
         self._ttl_s = ttl_s
         self._kept: dict[tuple[str, int], tuple[Lease, Callable[[], None]]] = {}
@@ -41,8 +38,8 @@ class LeaseKeeper:
     async def _renew_for_ever(self) -> None:
         while True:
             await asyncio.sleep(self._ttl_s / 3)
-            for lease, lost in list(self._kept.values()):
-                await self._renew(lease, lost)
+            # At once: a store that batches sends one message for all.
+            await asyncio.gather(*(self._renew(lease, lost) for lease, lost in list(self._kept.values())))
 
     async def _renew(self, lease: Lease, lost: Callable[[], None]) -> None:
         try:

@@ -49,11 +49,11 @@ class Parties:
     response: dict[str, Any] = field(default_factory=answer)
     receipt: dict[str, Any] = field(default_factory=dict)
     verdict: dict[str, Any] = field(default_factory=lambda: {"reward": 1.0})
-    arrived: dict[str, asyncio.Event] = field(default_factory=dict)
+    arrived: dict[tuple[str, int], asyncio.Event] = field(default_factory=dict)
 
-    def event(self, step: str) -> asyncio.Event:
-        """Set once the step has been asked for."""
-        return self.arrived.setdefault(step, asyncio.Event())
+    def event(self, step: str, times: int = 1) -> asyncio.Event:
+        """Set once the step has been asked for so many times."""
+        return self.arrived.setdefault((step, times), asyncio.Event())
 
     def hold(self, step: str) -> asyncio.Event:
         """Let the step wait until the returned event is set."""
@@ -82,7 +82,7 @@ class Parties:
                 self.order.append(step)
                 self.bodies.setdefault(step, []).append(body)
                 self.headers.setdefault(step, []).append(dict(request.headers))
-                self.event(step).set()
+                self.event(step, self.order.count(step)).set()
                 hook = self.hooks.get(step)
                 return (await hook(body) if hook is not None else None) or reply(body)
 
@@ -156,7 +156,7 @@ def native(rollout_id: str = "r1", attempt: int = 0, **task_data: Any) -> dict[s
 
 
 def settings_for(parties_url: str, environment: dict[str, Any], more: dict[str, Any]) -> LoadedSettings:
-    services = {"agent": {"url": parties_url}, "resources": {"url": parties_url}}
+    services = {"agent": {"url": parties_url}, "resources": {"url": parties_url}, "patience_s": 0.3}
     entry = {"resources": "sums", "agent": "solver", "cleanup_timeout_s": 5.0, **environment}
     values: dict[str, Any] = {
         "services": services,

@@ -88,10 +88,12 @@ async def resources(
     *,
     plugins: Plugins | None = None,
     store: Store | None = None,
-    claim_ttl_s: float = 15.0,
+    lease_s: float = 15.0,
     token: str | None = None,
 ) -> AsyncIterator[Served]:
-    app = create_app(settings, plugins=plugins, store=store, claim_ttl_s=claim_ttl_s)
+    kept = settings.settings.store.model_copy(update={"lease_s": lease_s})
+    leased = LoadedSettings(settings.settings.model_copy(update={"store": kept}), settings.sources)
+    app = create_app(leased, plugins=plugins, store=store)
     headers = {"authorization": f"Bearer {token}"} if token is not None else {}
     async with (
         serving(app) as url,

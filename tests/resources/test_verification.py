@@ -171,8 +171,8 @@ async def test_a_live_verification_keeps_its_claim_however_long_it_takes() -> No
     task = {"name": "long"}
     started, go_on = gate("long")
     async with (
-        resources(loaded(ENTRIES), plugins=FAKES, store=store, claim_ttl_s=0.6) as one,
-        resources(loaded(ENTRIES), plugins=FAKES, store=store, claim_ttl_s=0.6) as two,
+        resources(loaded(ENTRIES), plugins=FAKES, store=store, lease_s=0.6) as one,
+        resources(loaded(ENTRIES), plugins=FAKES, store=store, lease_s=0.6) as two,
     ):
         cookies = await one.seed("bound", "s", task)
         first = asyncio.create_task(one.post("bound/verify", verify_body(task), cookies=cookies))
@@ -189,7 +189,7 @@ async def test_a_live_verification_keeps_its_claim_however_long_it_takes() -> No
 async def test_another_replica_takes_over_from_one_that_died() -> None:
     store = MemoryStore()
     task = {"name": "orphan"}
-    async with resources(loaded(ENTRIES), plugins=FAKES, store=store, claim_ttl_s=0.3) as survivor:
+    async with resources(loaded(ENTRIES), plugins=FAKES, store=store, lease_s=0.3) as survivor:
         cookies = await survivor.seed("bound", "s", task)
         record = await store.get("resources:{s}")
         assert record is not None
