@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from services.environment.budgets import record_ttl_s
 from services.environment.news import News
-from services.environment.page import DONE, OPEN, Page, cancel_key, episode_key, promise_key, row_key
+from services.environment.page import DONE, OPEN, cancel_key, episode_key, promise_key
 from services.environment.reaper import Reaper
 from services.environment.record import EpisodeRecord, decoded
 from services.environment.rows import Row
@@ -71,16 +71,13 @@ class Desk:
         )
 
     async def _launch(self, row: Row, record: EpisodeRecord, stored: Record, lease: Lease) -> None:
-        """Run it, and let other servers find it, should this one die; a client that hears nothing sends it again."""
-        key, ttl_s = record.key, record_ttl_s(self._mesh.settings, row.environment)
+        """Run it; a client that hears nothing sends it again."""
         told = Told()
-        if self._reaper.was_cancelled(key):
+        if self._reaper.was_cancelled(record.key):
             told.failure = CancelledEpisodeError("The episode was cancelled by a client.")
-        self._runner.launch(row, Page(self._store, record, stored.version, lease, ttl_s), told)
-        await asyncio.gather(
-            self._store.create(row_key(key), row.encoded(), ttl_s=ttl_s),
-            self._store.add_member(OPEN, key, ttl_s=ttl_s),
-        )
+        page = self._reaper.page(record, stored, lease)
+        self._runner.launch(row, page, told)
+        await page.open(row)
 
     async def _join(self, row: Row) -> bool:
         found = await self._store.get(episode_key(row.episode_id.key))
@@ -133,6 +130,8 @@ class Desk:
                 left_s = 0.0
             stored = await self._store.wait_for_change(episode_key(key), version=version, timeout_s=left_s)
             if stored is None:
+                if running is not None:
+                    continue  # the store lost it, and will be told of it anew
                 raise NotFoundError(f"There is no episode '{key}'.")
             record = decoded(stored.value)
             if record.ended or time.monotonic() >= end or self._mesh.draining.is_set():

@@ -7,6 +7,7 @@ import asyncio
 from typing import Final
 
 from services.environment.record import EpisodeRecord, decoded
+from services.environment.rows import Row
 from shared.deadline import Deadline
 from shared.errors import FencedError, StoreUnavailableError, VersionConflictError
 from shared.ports.store import Lease, Store
@@ -22,18 +23,29 @@ STORE_PAUSE_S: Final = 1.0
 class Page:
     """The owner's hand on an episode's record: every write is a compare-and-set under the owner's lease."""
 
-    def __init__(self, store: Store, record: EpisodeRecord, version: int, lease: Lease, ttl_s: float) -> None:
+    def __init__(
+        self, store: Store, record: EpisodeRecord, version: int, lease: Lease, *, ttl_s: float, lease_s: float
+    ) -> None:
         self.record = record
         self.lease = lease
         self._store = store
         self._version = version
         self._ttl_s = ttl_s
+        self._lease_s = lease_s
+
+    async def open(self, row: Row) -> None:
+        """Let other servers find the episode, and its row, should this one die."""
+        key = self.record.key
+        await asyncio.gather(
+            self._store.create(row_key(key), row.encoded(), ttl_s=self._ttl_s),
+            self._store.add_member(OPEN, key, ttl_s=self._ttl_s),
+        )
 
     async def turn(self, record: EpisodeRecord, *, ttl_s: float | None = None) -> None:
         """Write the record; waits while the store is away.
 
         Raises:
-            FencedError: the episode is another server's now, or the lease ran out: this one may do nothing more.
+            FencedError: the episode is another server's now: this one may do nothing more.
             StoreUnavailableError: the store stayed away.
         """
         patience = Deadline.after(STORE_PATIENCE_S)
@@ -56,8 +68,23 @@ class Page:
         except VersionConflictError:
             await self._find()
             return False
+        except FencedError:
+            await self.reclaim()
+            return False
         self._version = stored.version
         return True
+
+    async def reclaim(self) -> None:
+        """Claim the episode again after the lease ran out, perhaps unnoticed by others.
+
+        Raises:
+            FencedError: another server has claimed it.
+        """
+        lease = await self._store.acquire(self.lease.name, self.lease.owner, ttl_s=self._lease_s)
+        if lease is None:
+            raise FencedError(f"The episode '{self.record.key}' is claimed by another server.")
+        self.lease = lease
+        await self._find()
 
     async def _find(self) -> None:
         """The version to build on: an earlier write whose answer was lost, or a store that lost some of them."""

@@ -60,11 +60,14 @@ class Reaper:
         """Whether another server said so: it may have done so before this one had the episode."""
         return key in self._cancelled
 
+    def page(self, record: EpisodeRecord, stored: Record, lease: Lease) -> Page:
+        ttl_s = record_ttl_s(self._mesh.settings, record.environment)
+        return Page(self._store, record, stored.version, lease, ttl_s=ttl_s, lease_s=self._lease_s)
+
     async def take_over(self, record: EpisodeRecord, found: Record, lease: Lease, row: Row) -> None:
         """Continue an episode under a lease that was just claimed; does nothing when another server was quicker."""
         key = record.key
-        ttl_s = record_ttl_s(self._mesh.settings, row.environment)
-        page = Page(self._store, record.taken_over_by(lease.owner), found.version, lease, ttl_s)
+        page = self.page(record.taken_over_by(lease.owner), found, lease)
         try:
             await page.turn(page.record)
             told = Told.continued(record.stage, record.body, page.record.takeovers)
@@ -110,8 +113,7 @@ class Reaper:
         lost = StoreUnavailableError(
             f"The store lost the row of the episode '{record.key}'; send the row again.", retry_after_s=1.0
         )
-        ttl_s = self._mesh.settings.result_ttl_s
-        page = Page(self._store, record.taken_over_by(lease.owner), found.version, lease, ttl_s)
+        page = self.page(record.taken_over_by(lease.owner), found, lease)
         with suppress(FencedError):
             await page.turn(page.record)
             await self._ending.refuse(page, record.stage, lost)

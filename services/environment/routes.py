@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Annotated, Literal
 
 import orjson
@@ -13,7 +14,7 @@ from services.environment.record import EpisodeRecord, status_body
 from services.environment.rows import read_row
 from shared.clients.resources import ResourcesClient
 from shared.contracts.episode import FlatRow
-from shared.errors import ConflictError, DrainingError, NotFoundError, UnknownNameError
+from shared.errors import ConflictError, DrainingError, NotFoundError, StoreUnavailableError, UnknownNameError
 from shared.http import headers as names
 from shared.http.prefer import read_prefer
 from shared.http.service import RETRY_AFTER_S, Mesh, Service, body_schema, disconnected, json_reply
@@ -30,10 +31,14 @@ def add_routes(app: Service, mesh: Mesh, desk: "DeskHolder") -> None:
         started = await desk.now.start(row)
         key = row.episode_id.key
         prefer = read_prefer(request.headers)
-        if started and request.headers.get(names.ON_DISCONNECT, "").lower() == "cancel":
-            record = await _wait_or_cancel(request, desk.now, key, prefer.longest_wait_s)
-        else:
-            record = await desk.now.wait(key, prefer.longest_wait_s)
+        cancel_with_client = started and request.headers.get(names.ON_DISCONNECT, "").lower() == "cancel"
+        wait = partial(_wait_or_cancel, request) if cancel_with_client else Desk.wait
+        try:
+            record = await wait(desk.now, key, prefer.longest_wait_s)
+        except NotFoundError as error:
+            raise StoreUnavailableError(
+                f"The store lost the episode '{key}'; send the row again.", retry_after_s=RETRY_AFTER_S
+            ) from error
         return await _answer(record, desk.now, mesh, may_defer=prefer.respond_async)
 
     app.add_bare_route("POST", "/run", run, openapi_extra=body_schema(FlatRow))

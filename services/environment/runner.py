@@ -45,6 +45,7 @@ class Running:
     task: asyncio.Task[None]
     told: Told
     stopped: bool = False
+    reclaiming: asyncio.Task[None] | None = None
 
     def cancel(self, why: PaddockError) -> None:
         """End it as a failure. Once only: a second cancellation would interrupt the cleanup."""
@@ -84,8 +85,25 @@ class Runner:
         context.run(current_key.set, key)
         task = asyncio.create_task(self._run(row, page, told), name=f"episode {key}", context=context)
         running = self._running[key] = Running(task, told)
-        self._keeper.keep(page.lease, running.give_up)
+        self._keep(row, page, running)
         task.add_done_callback(lambda _: self._running.pop(key, None))
+
+    def _keep(self, row: Row, page: Page, running: Running) -> None:
+        """Hold the claim; when it ran out while the store was away, take it again or give the episode up."""
+
+        def lost() -> None:
+            running.reclaiming = asyncio.create_task(self._reclaim(row, page, running))
+
+        self._keeper.keep(page.lease, lost)
+
+    async def _reclaim(self, row: Row, page: Page, running: Running) -> None:
+        try:
+            await page.reclaim()
+            await page.open(row)
+        except (FencedError, StoreUnavailableError):
+            running.give_up()
+        else:
+            self._keep(row, page, running)
 
     async def close(self) -> list[str]:
         """End what runs here, in a short time; the keys of the episodes that wait for another server now.

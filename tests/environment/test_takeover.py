@@ -113,12 +113,10 @@ async def test_the_episodes_time_goes_on_under_the_next_server(tmp_path: Path) -
         await began(started, "run")
         started.all[0].kill()
         await until(started.parties.event("run", 2))
-        started_at = asyncio.get_running_loop().time()
+        taken_over_at = asyncio.get_running_loop().time()
         answer = await started.all[1].outcome("r1")
-        assert (
-            answer["failure"]["failure_kind"] in {"deadline", "agent_timeout"} or "agent_timed_out" in answer["result"]
-        )
-        assert asyncio.get_running_loop().time() - started_at < 6.0
+        assert answer["result"]["agent_timed_out"]["set_by"] == "episode"
+        assert asyncio.get_running_loop().time() - taken_over_at < 5.0
 
 
 async def test_a_failure_stays_what_it_was_when_its_server_dies_in_the_cleanup(tmp_path: Path) -> None:
@@ -202,8 +200,7 @@ async def test_a_store_that_lost_everything_is_told_of_the_episodes_that_run(tmp
         gate = await began(started, "run")
         started.redis.ask("FLUSHALL")
         gate.set()
-        async with asyncio.timeout(SOON_S):
-            while (reply := await started.all[0].run(native("r1"))).status_code != 200:
-                await asyncio.sleep(0.1)
-        assert reply.json().get("result", {}).get("reward") == 1.0 or not reply.json()["failure"]["terminal"]
+        reply = await started.all[0].run(native("r1"))
+        assert reply.json()["result"]["reward"] == 1.0
+        assert started.parties.order.count("run") == 1
         assert started.keys_without_ttl() == []
