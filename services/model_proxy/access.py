@@ -14,7 +14,8 @@ from shared.contracts.capture import Phase
 from shared.errors import ForbiddenError, NotFoundError, UnauthorizedError
 from shared.http.service import bearer, mesh_token_of, over_socket, previous_mesh_token_of, require_token
 from shared.settings import Settings
-from shared.tokens import Signer, looks_like_session_token
+from shared.tokens import Signer, looks_like_session_token, trace_in
+from shared.tracing import TRACEPARENT, current_trace
 
 # Wider than rollout ids with their attempts: a judge or a person may choose a key of their own.
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,249}")
@@ -50,6 +51,15 @@ def _with_bearer(headers: Headers) -> Headers:
     return headers if token is None or "authorization" in headers else Headers({"authorization": f"Bearer {token}"})
 
 
+def _join_trace(headers: Headers) -> None:
+    """A harness of another maker sends no trace context: its token says where it belongs."""
+    if TRACEPARENT in headers:
+        return
+    token = bearer(_with_bearer(headers)) or ""
+    trace = trace_in(token) if looks_like_session_token(token) else None
+    current_trace.set(trace or current_trace.get())
+
+
 class Access:
     def __init__(self, settings: Settings) -> None:
         self._mesh_token = mesh_token_of(settings)
@@ -69,8 +79,10 @@ class Access:
                 raise ForbiddenError("This socket serves models below /v1 and nothing else.")
             if not looks_like_session_token(bearer(_with_bearer(headers)) or ""):
                 raise UnauthorizedError("This socket serves an episode's session token only.")
+            _join_trace(headers)
             return
         if path.startswith(("/v1/", "/rollouts/")):
+            _join_trace(headers)
             return
         if looks_like_session_token(bearer(headers) or ""):
             raise ForbiddenError("A session token can only call the models of its own episode.")

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from services.model_proxy.access import Access
-from services.model_proxy.capture import Captures
+from services.model_proxy.capture import RECORD_WITHIN_S, Captures
 from services.model_proxy.exchange import Desk
 from services.model_proxy.models import check_models, open_models
 from services.model_proxy.routes import Calls, add_routes
@@ -14,6 +14,7 @@ from services.model_proxy.under_way import UnderWay
 from shared.errors import ConfigurationError, ConfigurationProblem
 from shared.http.service import Mesh, create_service
 from shared.settings import LoadedSettings
+from shared.store.observed import ObservedStore
 from shared.store.open import open_store
 
 
@@ -22,15 +23,15 @@ def check(loaded: LoadedSettings) -> list[ConfigurationProblem]:
     return check_models(loaded)
 
 
-def create_app(loaded: LoadedSettings) -> FastAPI:
-    """
+def create_app(loaded: LoadedSettings, *, record_within_s: float = RECORD_WITHIN_S) -> FastAPI:
+    """`record_within_s`: how long a call that has ended may wait for its record while the store is away.
+
     Raises:
         ConfigurationError: with everything that `check` finds, or an unknown kind of store.
     """
     if problems := check(loaded):
         raise ConfigurationError(problems)
     access = Access(loaded.settings)
-    under_way = UnderWay()
     store = open_store(loaded)
     models = open_models(loaded)
 
@@ -45,6 +46,12 @@ def create_app(loaded: LoadedSettings) -> FastAPI:
 
     app = create_service("model_proxy", loaded, lifespan=lifespan, authorize=access.authorize, ready=store.ping)
     mesh: Mesh = app.state.mesh
-    captures = Captures(store, ttl_s=loaded.settings.result_ttl_s)
-    add_routes(app, Calls(access, models, Desk(captures, mesh.metrics, under_way)))
+    captures = Captures(
+        ObservedStore(store, mesh.metrics),
+        ttl_s=loaded.settings.result_ttl_s,
+        record_within_s=record_within_s,
+        added=mesh.metrics.capture_bytes.labels().inc,
+    )
+    under_way = UnderWay(captures.sealed_within)
+    add_routes(app, Calls(access, models, Desk(captures, mesh.metrics, under_way), mesh))
     return app

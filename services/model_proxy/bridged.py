@@ -97,6 +97,7 @@ class BridgedRelay(ABC):
         self._stream = stream
         self._model = model
         self._decoder = SseDecoder()
+        self._final_event: Event = {}
 
     def feed(self, chunk: bytes) -> bytes:
         return self._take(self._decoder.feed(chunk))
@@ -115,6 +116,10 @@ class BridgedRelay(ABC):
         self.opened = True
         self.final = _encoded([*started, *self._stream.fail(failure.code, failure.message)])
 
+    def withdraw(self, failure: Failure) -> None:
+        self.failure = failure
+        self.final = encode_event(self._failed(failure, self._final_event))
+
     def heartbeat(self) -> bytes:
         started = [] if self.opened else self._stream.start()
         self.opened = True
@@ -126,6 +131,10 @@ class BridgedRelay(ABC):
     @abstractmethod
     def _failure(self) -> Failure | None:
         """How the closed stream ended badly."""
+
+    @abstractmethod
+    def _failed(self, failure: Failure, final: Event) -> Event:
+        """What tells of a failure in the place of the final event."""
 
     def _error_in(self, frame: dict[str, Any], data: bytes) -> Failure | None:
         """The error that a frame holds in place of an answer."""
@@ -176,8 +185,9 @@ class BridgedRelay(ABC):
         if not self._stream.closed:
             return _encoded(events)
         self.failure = self._failure()
-        self.final = _encoded(events[-1:])
-        return _encoded(events[:-1])
+        *earlier, self._final_event = events
+        self.final = encode_event(self._final_event)
+        return _encoded(earlier)
 
 
 class ResponsesRelay(BridgedRelay):
@@ -195,6 +205,14 @@ class ResponsesRelay(BridgedRelay):
     def _failure(self) -> Failure | None:
         error = self._stream.response.get("error")
         return Failure(error["code"], error["message"], category_of_code(error["code"])) if error else None
+
+    def _failed(self, failure: Failure, final: Event) -> Event:
+        error = {"code": failure.code, "message": failure.message}
+        return {
+            **final,
+            "type": "response.failed",
+            "response": {**final["response"], "status": "failed", "error": error},
+        }
 
 
 def _encoded(events: list[Event]) -> bytes:

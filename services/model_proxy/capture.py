@@ -1,190 +1,221 @@
-"""The record of model calls by key: appended here, read by whoever holds the mesh token.
+"""The record of model calls by key: written here by all replicas, read by whoever holds the mesh token.
 
-A capture opens with its first call. Sealing it refuses session tokens from then on; the mesh's own calls
-(a judge's) are recorded on. Bodies are kept within two bounds and left out beyond them, the response
-last; every other fact of a call is always kept. The bound per key counts what this process recorded, so
-with several replicas a capture may hold up to that much from each.
+A capture opens with its first call. A call is in it before it is sent, so that none is forgotten with the
+proxy that made it. Sealing refuses session tokens from then on; the mesh's own calls (a judge's) are recorded
+on. Bodies are kept within two bounds and left out beyond them, the response last; every other fact of a call
+is always kept. The bound per key counts what this process recorded, so with several replicas a capture may
+hold up to that much from each.
 
-How it lies in the store: one log per key, whose entries begin with what they are. Facts and bodies lie
-apart, since the facts alone are wanted at every seal. What a long request is made of is kept by its hash,
-once per key: a conversation repeats all of itself in every turn.
+How it lies in the store: one log per key (`capture_log.py`) and one record, its seal.
 """
 
 import asyncio
+import logging
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from hashlib import blake2b
+from time import monotonic
 from typing import Any, Final
 
 import orjson
-from pydantic import ValidationError
 
-from shared.contracts.capture import ModelCall
+from services.model_proxy.capture_log import (
+    Standing,
+    assembled,
+    begun_entry,
+    bodies_size,
+    call_entries,
+    lost_entry,
+    parts_in,
+    void_entry,
+)
+from shared.deadline import Deadline
+from shared.errors import StoreUnavailableError
 from shared.ports.store import Store
+
+_log = logging.getLogger(__name__)
 
 CALL_BODIES_MAX_BYTES: Final = 2**20
 CAPTURE_BODIES_MAX_BYTES: Final = 16 * 2**20
-# Counters of keys that were used longest ago are forgotten first.
-_COUNTED_KEYS: Final = 20_000
+# A store that fails over is back by then; a finished answer that waits longer costs its caller more than asking again.
+RECORD_WITHIN_S: Final = 30.0
+# Many calls may wait at once, so they ask less and less often.
+_FIRST_RETRY_S: Final = 0.1
+_LONGEST_RETRY_S: Final = 2.0
+# How long a seal waits for calls that other replicas have under way: they notice it within a second.
+SETTLE_WITHIN_S: Final = 2.0
+_FIRST_PAUSE_S: Final = 0.005
+_LONGEST_PAUSE_S: Final = 0.1
+# What is known of a key is forgotten when it was not used for so long, here: another replica may have sealed it.
+_KNOWN_FOR_S: Final = 3600.0
+_KNOWN_KEYS: Final = 20_000
 # Larger captures are checked in a thread: parsing one would hold the event loop up.
 _LOOP_MAX_BYTES: Final = 2**20
-# A shorter request is stored as it is: taking it apart would cost more than it saves.
-_APART_FROM_BYTES: Final = 4096
-_LISTS: Final = ("input", "messages", "tools")
 
-_CALL, _BODIES, _PART = b"c", b"b", b"p"
-_HASH_BYTES: Final = 16
-_HASH_CHARS: Final = 2 * _HASH_BYTES
+
+# A position behind all entries of any log.
+END_OF_LOG: Final = 2**63
 
 
 @dataclass(slots=True)
-class _Kept:
-    """What this process has stored under one key."""
+class _Known:
+    """What this process has stored under one key, and how far it has read what all have."""
 
+    used_at: float = 0.0
+    refused: bool = False
     bytes: int = 0
     parts: set[str] = field(default_factory=set)
+    standing: Standing = field(default_factory=Standing)
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A call that is in the log, at `position`; `sealed`: the capture was sealed by then."""
+
+    position: int
+    sealed: bool
 
 
 class Captures:
-    def __init__(self, store: Store, *, ttl_s: float) -> None:
+    """All calls raise `StoreUnavailableError` when the store cannot be reached.
+
+    `added` is told the bytes of every recorded call.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        ttl_s: float,
+        record_within_s: float = RECORD_WITHIN_S,
+        added: Callable[[int], None] = lambda _bytes: None,
+    ) -> None:
         self._store = store
+        self._added = added
         self._ttl_s = ttl_s
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._record_within_s = record_within_s
+        self._known: OrderedDict[str, _Known] = OrderedDict()
 
     async def is_sealed(self, key: str) -> bool:
         return await self._store.get(_seal(key)) is not None
 
+    async def sealed_within(self, key: str, timeout_s: float) -> bool:
+        """Wait for a seal, by whichever replica; False when there is none in time."""
+        return await self._store.wait_for_change(_seal(key), version=0, timeout_s=timeout_s) is not None
+
+    async def begin(self, key: str, facts: dict[str, Any]) -> Begun:
+        """Write down that a call begins. A seal either sees it or is seen by it; a call that is not made after
+        all must be made `void`."""
+        appended = await self._store.append_and_get(_log_name(key), [begun_entry(facts)], _seal(key), ttl_s=self._ttl_s)
+        return Begun(appended.length - 1, appended.record is not None)
+
+    def was_refused(self, key: str) -> bool:
+        """Whether a call of the agent under this key was refused here."""
+        known = self._known.get(key)
+        return known is not None and known.refused
+
+    def note_refusal(self, key: str) -> None:
+        self._known_of(key).refused = True
+
+    async def void(self, key: str, call_id: str) -> None:
+        """The call that began was refused before anything was done; tried for a bounded time."""
+        await self._append(key, [void_entry(call_id)])
+
     async def append(self, key: str, facts: dict[str, Any], request: bytes | None, response: bytes | None) -> None:
-        """Record one call: `facts` are fields of `ModelCall`, the bodies JSON objects as they travelled.
+        """Record how a call ended: `facts` are fields of `ModelCall`, the bodies JSON objects as they travelled.
+
+        Tried for a bounded time.
 
         Raises:
-            StoreUnavailableError: it is not recorded.
+            StoreUnavailableError: it is not recorded, or nobody knows whether it is.
         """
-        kept = self._kept_of(key)
-        room = min(CALL_BODIES_MAX_BYTES, CAPTURE_BODIES_MAX_BYTES - kept.bytes)
-        left_out = []
-        if response is not None and len(response) > room:
-            response = None
-            left_out.append("response")
-        entries, refs = _taken_apart(request, kept.parts) if request is not None else ([], None)
-        size = sum(map(len, entries)) + len(refs or request or b"")
-        if request is not None and size + len(response or b"") > room:
-            request, refs, entries, size = None, None, [], 0
-            left_out.append("request")
-        kept.bytes += size + len(response or b"")
-        kept.parts |= {entry[1 : 1 + _HASH_CHARS].decode() for entry in entries}
-        bodies = {"request": _fragment(refs or request), "apart": refs is not None, "response": _fragment(response)}
-        entries.append(_BODIES + orjson.dumps(bodies))
-        entries.append(_CALL + orjson.dumps({**facts, "left_out": left_out}))
-        await self._store.append(_log(key), entries, ttl_s=self._ttl_s)
+        known = self._known_of(key)
+        room = min(CALL_BODIES_MAX_BYTES, CAPTURE_BODIES_MAX_BYTES - known.bytes)
+        entries = call_entries(facts, request, response, room=room, stored=known.parts)
+        known.bytes += bodies_size(entries)
+        await self._append(key, entries)
+        self._added(sum(map(len, entries)))
+        known.parts |= parts_in(entries)
 
     async def close(self, key: str) -> None:
         """Refuse session tokens of this key from now on. Idempotent."""
         await self._store.create(_seal(key), b"sealed", ttl_s=self._ttl_s)
-        self._kept.pop(key, None)
+        self._known.pop(key, None)
+
+    async def settled(self, key: str, *, bodies: bool = True) -> bytes:
+        """A closed capture as `read` gives it, once the agent's calls are recorded that began anywhere.
+
+        Those that are not in a bounded time are declared lost, so that nobody waits for them again.
+        """
+        deadline = Deadline.after(SETTLE_WITHIN_S)
+        standing, pause_s = Standing(), _FIRST_PAUSE_S
+        entries = await self._store.read_log(_log_name(key))
+        standing.take(0, entries)
+        while (missing := standing.open_calls()) and not deadline.passed:
+            await asyncio.sleep(deadline.within(pause_s))
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            more = await self._store.read_log(_log_name(key), len(entries))
+            standing.take(len(entries), more)
+            entries += more
+        if missing:
+            lost = [lost_entry(call_id) for call_id in missing]
+            await self._store.append(_log_name(key), lost, ttl_s=self._ttl_s)
+            entries += lost
+            _log.warning("model calls were begun and never recorded", extra={"calls": missing})
+        return await _as_json(key, True, entries, bodies)
 
     async def read(self, key: str, *, bodies: bool = True) -> bytes:
         """A `Capture` as JSON; without `bodies` its calls have neither request nor response."""
         sealed = await self.is_sealed(key)
-        entries = await self._store.read_log(_log(key))
-        if sum(map(len, entries)) > _LOOP_MAX_BYTES:
-            return await asyncio.to_thread(_assembled, key, sealed, entries, bodies)
-        return _assembled(key, sealed, entries, bodies)
+        return await _as_json(key, sealed, await self._store.read_log(_log_name(key)), bodies)
 
     async def export(self, key: str) -> bytes:
-        """The calls as JSON lines, each a `ModelCall`; what the `replay` upstream plays back."""
+        """The recorded calls as JSON lines, each a `ModelCall`; what the `replay` upstream plays back."""
         capture = orjson.loads(await self.read(key))
-        return b"".join(orjson.dumps(call) + b"\n" for call in capture["calls"])
+        return b"".join(orjson.dumps(call) + b"\n" for call in capture["calls"] if call.get("ended_at") is not None)
 
-    async def spent(self, key: str) -> tuple[int, int]:
-        """How many calls the agent made under this key, and their output tokens as far as they are known."""
-        calls = [orjson.loads(entry[1:]) for entry in await self._store.read_log(_log(key)) if entry[:1] == _CALL]
-        usages = [call.get("usage") or {} for call in calls if call.get("phase") == "agent"]
-        return len(usages), sum(usage.get("output_tokens") or 0 for usage in usages)
+    async def spent(self, key: str, before: int) -> tuple[int, int]:
+        """How many calls the agent began under this key before that position of its log, and the output tokens
+        of all that have ended, as far as they are known."""
+        standing = self._known_of(key).standing
+        start = standing.seen
+        standing.take(start, await self._store.read_log(_log_name(key), start))
+        return standing.begun_before(before), standing.output_tokens
 
-    def _kept_of(self, key: str) -> _Kept:
-        kept = self._kept.setdefault(key, _Kept())
-        self._kept.move_to_end(key)
-        if len(self._kept) > _COUNTED_KEYS:
-            self._kept.popitem(last=False)
-        return kept
+    async def _append(self, key: str, entries: list[bytes]) -> None:
+        deadline, pause_s = Deadline.after(self._record_within_s), _FIRST_RETRY_S
+        while True:
+            try:
+                await self._store.append(_log_name(key), entries, ttl_s=self._ttl_s)
+            except StoreUnavailableError:
+                if deadline.left_s <= pause_s:
+                    raise
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_RETRY_S)
+            else:
+                return
+
+    def _known_of(self, key: str) -> _Known:
+        known = self._known.setdefault(key, _Known())
+        self._known.move_to_end(key)
+        known.used_at = monotonic()
+        while self._is_to_go(next(iter(self._known.values())), known.used_at):
+            self._known.popitem(last=False)
+        return known
+
+    def _is_to_go(self, oldest: _Known, now: float) -> bool:
+        return len(self._known) > _KNOWN_KEYS or oldest.used_at < now - _KNOWN_FOR_S
 
 
-def _log(key: str) -> str:
+async def _as_json(key: str, sealed: bool, entries: list[bytes], bodies: bool) -> bytes:
+    if sum(map(len, entries)) > _LOOP_MAX_BYTES:
+        return await asyncio.to_thread(assembled, key, sealed, entries, bodies=bodies)
+    return assembled(key, sealed, entries, bodies=bodies)
+
+
+def _log_name(key: str) -> str:
     return f"capture:{{{key}}}"
 
 
 def _seal(key: str) -> str:
     return f"capture:{{{key}}}:seal"
-
-
-def _fragment(body: bytes | None) -> orjson.Fragment | None:
-    return None if body is None else orjson.Fragment(body)
-
-
-def _taken_apart(request: bytes, stored: set[str]) -> tuple[list[bytes], bytes | None]:
-    """Entries for the parts that are not stored yet, and the request with hashes in their place.
-
-    No entries and None where the request is stored as it is.
-    """
-    if len(request) < _APART_FROM_BYTES:
-        return [], None
-    parsed = orjson.loads(request)
-    new: dict[str, bytes] = {}
-    for name in _LISTS:
-        if not isinstance(parsed.get(name), list):
-            continue
-        hashes = []
-        for part in map(orjson.dumps, parsed[name]):
-            name_of_part = blake2b(part, digest_size=_HASH_BYTES).hexdigest()
-            hashes.append(name_of_part)
-            if name_of_part not in stored:
-                new[name_of_part] = part
-        parsed[name] = hashes
-    return [_PART + name.encode() + part for name, part in new.items()], orjson.dumps(parsed)
-
-
-def _assembled(key: str, sealed: bool, entries: Iterable[bytes], with_bodies: bool) -> bytes:
-    """Calls in the order in which they ended; what does not read is counted, never dropped silently."""
-    calls: list[orjson.Fragment] = []
-    parts: dict[str, bytes] = {}
-    bodies: bytes | None = None
-    damaged = 0
-    for entry in entries:
-        tag = entry[:1]
-        if tag == _PART:
-            parts[entry[1 : 1 + _HASH_CHARS].decode("latin-1")] = entry[1 + _HASH_CHARS :]
-        elif tag == _BODIES:
-            bodies = entry[1:]
-        else:
-            call = _call(entry, bodies if with_bodies else None, parts)
-            bodies = None
-            damaged += call is None
-            calls += [] if call is None else [orjson.Fragment(call)]
-    return orjson.dumps({"key": key, "sealed": sealed, "calls": calls, "damaged": damaged})
-
-
-def _call(entry: bytes, bodies: bytes | None, parts: dict[str, bytes]) -> bytes | None:
-    """One call as JSON; None when it does not read."""
-    if entry[:1] != _CALL:
-        return None
-    try:
-        call = entry[1:] if bodies is None else _with_bodies(entry[1:], bodies, parts)
-        ModelCall.model_validate_json(call)
-    except (ValidationError, orjson.JSONDecodeError, KeyError, TypeError):
-        return None
-    return call
-
-
-def _with_bodies(facts: bytes, bodies: bytes, parts: dict[str, bytes]) -> bytes:
-    told = orjson.loads(bodies)
-    request = told["request"]
-    if told["apart"]:
-        request = {
-            name: [orjson.Fragment(parts[part]) for part in value]
-            if name in _LISTS and isinstance(value, list)
-            else value
-            for name, value in request.items()
-        }
-    return orjson.dumps({**orjson.loads(facts), "request": request, "response": told["response"]})

@@ -11,7 +11,7 @@ from typing import Self
 
 from starlette.types import Receive
 
-from services.model_proxy.failures import ClientGoneError, CutError
+from services.model_proxy.failures import ClientGoneError, CutError, ModelCallError
 
 
 class ClientWatch:
@@ -19,7 +19,7 @@ class ClientWatch:
         self._receive = receive
         self._task: asyncio.Task[object] | None = None
         self._watcher: asyncio.Task[None] | None = None
-        self._ending: type[Exception] | None = None
+        self._ending: Exception | None = None
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.current_task()
@@ -37,11 +37,11 @@ class ClientWatch:
         if task.uncancel() == 0:
             raise self._ending from error
 
-    def cut(self) -> None:
+    def cut(self, error: ModelCallError) -> None:
         """End the call although its caller is still there; does nothing once the call is over."""
-        self._end(CutError)
+        self._end(CutError(error))
 
-    def _end(self, ending: type[Exception]) -> None:
+    def _end(self, ending: Exception) -> None:
         if self._ending is None and self._task is not None:
             self._ending = ending
             self._task.cancel()
@@ -49,4 +49,4 @@ class ClientWatch:
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self._end(ClientGoneError)
+        self._end(ClientGoneError())

@@ -67,7 +67,10 @@ class Relay(Protocol):
         """The upstream's body is over."""
 
     def fail(self, failure: Failure) -> None:
-        """It ends here; `final` then tells the caller so in its dialect."""
+        """It ends here; `final` then tells the caller so in its dialect. After the end it does nothing."""
+
+    def withdraw(self, failure: Failure) -> None:
+        """The end that came is not told: `final`, which did not leave, becomes that of this failure."""
 
     def heartbeat(self) -> bytes:
         """A sign of life, which also opens the answer."""

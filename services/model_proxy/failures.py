@@ -12,6 +12,7 @@ from shared.contracts.capture import Dialect, ErrorCategory
 from shared.contracts.failure import FailureKind, Origin
 from shared.errors import PaddockError, model_failure_kind, terminal_by_status, unknown_name
 from shared.http.problems import Problem, render
+from shared.http.service import RETRY_AFTER_S
 from shared.ports.upstream import UpstreamError, UpstreamTimeoutError, UpstreamUnreachableError
 
 _BY_CODE = {
@@ -36,8 +37,9 @@ class ModelCallError(PaddockError):
         kind: FailureKind | None = None,
         category: ErrorCategory | None = None,
         origin: Origin | None = None,
+        retry_after_s: float | None = None,
     ) -> None:
-        super().__init__(message, origin=origin)
+        super().__init__(message, origin=origin, retry_after_s=retry_after_s)
         self.status = status
         self.code = code
         self.param = param
@@ -51,7 +53,11 @@ class ClientGoneError(Exception):
 
 
 class CutError(Exception):
-    """The call was ended here because its episode's capture was sealed."""
+    """The call was ended here although its caller is still there, who is told `error`."""
+
+    def __init__(self, error: ModelCallError) -> None:
+        super().__init__(error.message)
+        self.error = error
 
 
 def category_of(status: int) -> ErrorCategory:
@@ -112,9 +118,33 @@ def sealed(key: str) -> ModelCallError:
         status=409,
         code="capture_sealed",
         kind=FailureKind.CONFLICT,
+        category=ErrorCategory.CANCELLED,
     )
     error.terminal = False  # another attempt has another key
     return error
+
+
+def stopping() -> ModelCallError:
+    """The process ends: another replica takes the same call at once."""
+    return ModelCallError(
+        "The model proxy is shutting down; send the request again.",
+        status=503,
+        code="server_shutdown",
+        kind=FailureKind.SHUTDOWN,
+        category=ErrorCategory.CANCELLED,
+        retry_after_s=RETRY_AFTER_S,
+    )
+
+
+def unrecorded() -> ModelCallError:
+    """The store is away: what cannot be recorded is not asked, and does not look answered."""
+    return ModelCallError(
+        "The model proxy cannot record model calls at present; send the request again.",
+        status=503,
+        code="capture_unavailable",
+        kind=FailureKind.PERSISTENCE_FAILED,
+        retry_after_s=RETRY_AFTER_S,
+    )
 
 
 def spent(told: str) -> ModelCallError:

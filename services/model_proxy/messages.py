@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from services.model_proxy.bridge.capabilities import Profile
+from services.model_proxy.bridge.messages_errors import error_body
 from services.model_proxy.bridge.messages_reply import matched_stop_of, to_message
 from services.model_proxy.bridge.messages_request import MessagesRequest, from_messages, messages_to_chat
 from services.model_proxy.bridge.messages_stream import ChatMessagesStream, MessagesStream
@@ -15,6 +16,7 @@ from services.model_proxy.bridge.refusals import RequestError, UpstreamReplyErro
 from services.model_proxy.bridge.request import ChatRequest
 from services.model_proxy.bridge.response import to_responses
 from services.model_proxy.bridge.stream import ChatStream
+from services.model_proxy.bridge.writer import Event
 from services.model_proxy.bridged import BridgedRelay, new_id
 from services.model_proxy.conversation import Answer, Conversation, Facts, Failure, Relay, facts_of
 from services.model_proxy.failures import category_of_code, refused, unusable
@@ -147,6 +149,9 @@ class MessagesRelay(BridgedRelay):
     def _failure(self) -> Failure | None:
         error = self._stream.error
         return None if error is None else Failure(error.code, error.message, category_of_code(error.code))
+
+    def _failed(self, failure: Failure, final: Event) -> Event:
+        return error_body(failure.code, failure.message)
 
 
 def _answer(response: dict[str, Any], model: str, matched_stop: str | None) -> Answer:

@@ -127,6 +127,10 @@ class _PassedRelay(ABC):
             self.opened = True
             self.final = self._failed(failure)
 
+    def withdraw(self, failure: Failure) -> None:
+        self.failure = failure
+        self.final = self._failed(failure)
+
     def heartbeat(self) -> bytes:
         self.opened = True
         return b": still waiting\n\n"
@@ -251,17 +255,24 @@ class PassedResponse(_PassedRelay):
             self._response = frame["response"]
         if kind == "response.output_item.done" and isinstance(frame.get("item"), dict):
             self._items.append(frame["item"])
-        if isinstance(frame.get("sequence_number"), int):
-            if self._inserted:
-                frame["sequence_number"] += self._inserted
-                raw = encode_event(frame)
-            self._sequence = frame["sequence_number"]
+        raw, number = self._numbered(frame, raw)
         if kind not in _TERMINAL:
+            self._sequence = number
             return raw
         self.final = raw
         if kind == "response.failed":
             self.failure = facts_of({**self._response, "status": "failed"}, "responses").failure
         return b""
+
+    def _numbered(self, frame: dict[str, Any], raw: bytes) -> tuple[bytes, int]:
+        """The event moved up by the heartbeats before it, and its number; without one, that of the event before."""
+        number = frame.get("sequence_number")
+        if not isinstance(number, int):
+            return raw, self._sequence
+        if not self._inserted:
+            return raw, number
+        frame["sequence_number"] = number + self._inserted
+        return encode_event(frame), number + self._inserted
 
     def _done(self, raw: bytes) -> bytes:
         # Some servers end Responses streams like chat streams, but only after the final event.

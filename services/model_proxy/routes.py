@@ -1,8 +1,7 @@
 """The model proxy's routes. A call is checked before it is asked of an upstream; `exchange.py` does the rest."""
 
 import functools
-import secrets
-import time
+import logging
 from typing import Any
 
 import orjson
@@ -12,80 +11,78 @@ from starlette.requests import ClientDisconnect
 from services.model_proxy.access import Access, Caller, require_key
 from services.model_proxy.bridged import BridgedConversation
 from services.model_proxy.conversation import Conversation
-from services.model_proxy.exchange import Desk, Exchange
-from services.model_proxy.failures import ModelCallError, render_call_error, sealed, spent
+from services.model_proxy.exchange import Desk, Exchange, Prepared
+from services.model_proxy.failures import ModelCallError, render_call_error, sealed
 from services.model_proxy.messages import messages_conversation
 from services.model_proxy.models import Models, ServedModel
 from services.model_proxy.passed import PassedConversation
 from services.model_proxy.record import new_record
-from shared.contracts.capture import Capture, Dialect
+from shared.contracts.capture import Dialect
+from shared.contracts.failure import Stage
 from shared.contracts.responses import ResponsesCreateParams
 from shared.errors import BadRowError, FieldProblem, PaddockError
 from shared.http.bare_route import Endpoint
-from shared.http.service import Service, body_schema, json_reply
-from shared.telemetry import current_key
+from shared.http.service import Mesh, Service, body_schema, json_reply
+from shared.telemetry import current_key, current_stage
+
+_log = logging.getLogger(__name__)
 
 _RESPONSES_BODY = body_schema(ResponsesCreateParams)
 _CHAT_BODY: dict[str, Any] = {
     "requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}
 }
 _KEY: dict[str, Any] = {"parameters": [{"name": "key", "in": "path", "required": True, "schema": {"type": "string"}}]}
-_CAPTURE_REPLY: dict[int | str, dict[str, Any]] = {200: {"model": Capture}}
 
 
 class Calls:
     """What the routes of one process share; opened by the application's lifespan."""
 
-    def __init__(self, access: Access, models: Models, desk: Desk) -> None:
+    def __init__(self, access: Access, models: Models, desk: Desk, mesh: Mesh) -> None:
         self.access = access
         self.models = models
         self.desk = desk
+        self._mesh = mesh
 
-    async def admitted(self, request: Request) -> Caller:
+    def caller(self, request: Request) -> Caller:
         """
         Raises:
             UnauthorizedError, ForbiddenError: see `Access.caller`.
-            ModelCallError: the capture of a session token's episode is sealed.
         """
         caller = self.access.caller(request.headers, request.path_params.get("key"))
         current_key.set(caller.key)
-        if caller.phase == "agent" and await self.desk.captures.is_sealed(caller.key):
-            raise sealed(caller.key)
-        if caller.max_calls is not None or caller.max_output_tokens is not None:
-            await self._within_limits(caller)
+        current_stage.set(Stage.AGENT if caller.phase == "agent" else Stage.VERIFICATION)
         return caller
 
-    async def _within_limits(self, caller: Caller) -> None:
-        """Calls under way are not counted: what is bounded is what was recorded."""
-        calls, output_tokens = await self.desk.captures.spent(caller.key)
-        if caller.max_calls is not None and calls >= caller.max_calls:
-            raise spent(f"it allows {caller.max_calls} calls")
-        if caller.max_output_tokens is not None and output_tokens >= caller.max_output_tokens:
-            raise spent(f"{output_tokens} output tokens were produced, and it allows {caller.max_output_tokens}")
+    async def living(self, request: Request) -> Caller:
+        """Who asks something that is no model call.
+
+        Raises:
+            ModelCallError: the capture of a session token's episode is sealed.
+        """
+        caller = self.caller(request)
+        if caller.phase == "agent" and await self.desk.captures.is_sealed(caller.key):
+            raise sealed(caller.key)
+        return caller
 
     async def call(self, request: Request, dialect: Dialect) -> Response:
-        caller = await self.admitted(request)
+        self._mesh.refuse_when_draining()
+        caller = self.caller(request)
         try:
             raw = await request.body()
         except ClientDisconnect:
             return Response(status_code=499)
         body = _object(raw)
         asked = body.get("model")
-        name = asked if isinstance(asked, str) else caller.model or ""
-        record = new_record(
-            caller, dialect, name, f"call_{secrets.token_hex(12)}", raw, stream=body.get("stream") is True
-        )
-        try:
+        named = caller.model or (asked if isinstance(asked, str) else "")
+        stream = body.get("stream") is True
+        record = new_record(caller, dialect, named, raw, stream=stream, instance=self._mesh.instance)
+
+        def prepare() -> Prepared:
             model = self.models.find(asked, caller.model)
             record.facts["model"] = model.name
-            conversation = _conversation(dialect, body, raw, model, caller)
-        except ModelCallError as error:
-            record.fail_with(error)
-            record.facts |= {"status": error.status, "ended_at": time.time()}
-            await self.desk.captures.append(caller.key, record.facts, raw, None)
-            raise
-        record.facts |= {"effective": conversation.effective, "dropped_fields": conversation.dropped}
-        return Exchange(self.desk, caller, model, conversation, record)
+            return Prepared(model, _conversation(dialect, body, raw, model, caller))
+
+        return Exchange(self.desk, caller, record, prepare)
 
 
 def _object(raw: bytes) -> dict[str, Any]:
@@ -142,7 +139,7 @@ def _add_model_routes(app: Service, calls: Calls) -> None:
     @_in_messages_shape
     async def count_message_tokens(request: Request) -> Response:
         """Not offered: model servers count only what they answer."""
-        await calls.admitted(request)
+        await calls.living(request)
         raise ModelCallError(
             "Tokens are not counted ahead here, since model servers have no such call. An answer's usage tells its"
             " counts.",
@@ -153,7 +150,7 @@ def _add_model_routes(app: Service, calls: Calls) -> None:
     @_in_openai_shape
     async def list_models(request: Request) -> Response:
         """The models that may be called."""
-        caller = None if calls.access.is_mesh(request.headers) else await calls.admitted(request)
+        caller = None if calls.access.is_mesh(request.headers) else await calls.living(request)
         names = calls.models.names if caller is None or caller.model is None else [caller.model]
         data = [{"id": name, "object": "model", "created": 0, "owned_by": "paddock"} for name in names]
         return json_reply(orjson.dumps({"object": "list", "data": data}))
@@ -202,12 +199,17 @@ def _add_capture_routes(app: Service, calls: Calls) -> None:
     async def seal(request: Request) -> Response:
         """Refuse the episode's session token from now on, end its calls, and return the capture. Idempotent.
 
-        With `?bodies=false` its calls come without requests and responses.
+        Calls that other replicas have under way are waited for; those whose replica has died come as lost.
+        With `?bodies=false` the calls come without requests and responses.
         """
         key = _key_of(request)
         await captures.close(key)
-        await calls.desk.under_way.cut(key)
-        return json_reply(await captures.read(key, bodies=_wants_bodies(request)))
+        calls.desk.under_way.cut(key)
+        calls.desk.metrics.captures_sealed.labels().inc()
+        current_key.set(key)
+        current_stage.set(Stage.CLEANUP)
+        _log.info("capture sealed")
+        return json_reply(await captures.settled(key, bodies=_wants_bodies(request)))
 
     async def read(request: Request) -> Response:
         """What was captured so far; `?format=jsonl` gives the calls as JSON lines, as `replay` plays them back."""

@@ -25,7 +25,9 @@ from shared.ports.upstream import (
     UpstreamTimeoutError,
     UpstreamUnreachableError,
 )
+from shared.redaction import hide
 from shared.settings import Seconds
+from shared.tracing import trace_headers
 
 CONNECT_TIMEOUT_S: Final = 5.0
 # Shorter than servers usually keep an idle connection, so that we mostly close first.
@@ -65,6 +67,8 @@ class HttpOptions(BaseModel):
     """Longest silence: before the first byte of an answer, and between two."""
     total_timeout_s: Seconds = 7200.0
     """Longest call in all."""
+    trace_context: bool = True
+    """Send the W3C headers `traceparent` and `tracestate` along, which put the server's own spans into the trace."""
 
     @field_validator("api_key_env")
     @classmethod
@@ -183,6 +187,7 @@ class HttpUpstream:
         headers = {"content-type": "application/json", "accept-encoding": "identity", "user-agent": "paddock"}
         if key is not None:
             headers["authorization"] = f"Bearer {key}"
+        hide(key)
         self._targets = {url: Target.of("POST", url + path, headers) for url in options.base_urls}
         self._client = Http1Client(connect_timeout_s=CONNECT_TIMEOUT_S, keep_alive_s=KEEP_ALIVE_S)
 
@@ -228,6 +233,8 @@ class HttpUpstream:
 
     async def _sent(self, target: Target, body: bytes, attempt: int, *, fresh: bool) -> HttpReply:
         options = self._options
+        if options.trace_context:
+            target = target.with_headers(trace_headers())
         reply = await self._client.send(
             target, body, silence_s=options.timeout_s, total_s=options.total_timeout_s, fresh=fresh
         )

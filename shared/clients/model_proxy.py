@@ -26,7 +26,10 @@ class ModelProxyClient:
         self._url = server_url
 
     async def seal(self, key: str, *, timeout_s: float) -> Capture:
-        """Refuse session tokens of this key from now on and return the facts of its calls; idempotent."""
+        """Refuse session tokens of this key from now on, end its calls, and return their facts; idempotent.
+
+        It takes some seconds when a call is not recorded in time; such a call comes with the category `lost`.
+        """
         url = f"{self._captures(key)}/seal?bodies=false"
         reply = await self._http.request("POST", url, service=SERVICE, timeout_s=timeout_s, replayable=True)
         return Capture.model_validate_json(reply.body)

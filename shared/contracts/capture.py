@@ -24,12 +24,18 @@ class ErrorCategory(StrEnum):
     INCOMPLETE = "incomplete"
     TRUNCATED_STREAM = "truncated_stream"
     CAPTURE_PARSE_ERROR = "capture_parse_error"
+    LOST = "lost"
 
 
 class ModelCall(Contract):
     """One call. Times are Unix seconds; `status` is what the caller was given, null when it left before.
 
-    `session` is that of the session token, empty for the mesh's own calls.
+    A call without `ended_at` has begun and was not recorded since: it is under way, or, with the category
+    `lost`, the proxy that made it has died or could not reach the store when the capture was sealed. What it
+    used is not known; its record may still come, and then takes this one's place.
+
+    `session` is that of the session token, empty for the mesh's own calls. `instance` is that of the proxy
+    that made the call.
 
     `output_ids` are the ids of the output items and `call_ids` those of the tool calls in them:
     what joins a harness's own records to this call exactly. `left_out` names bodies that were too large
@@ -39,12 +45,13 @@ class ModelCall(Contract):
     call_id: str
     phase: Phase
     session: str = ""
+    instance: str = ""
     dialect: Dialect
     model: str
     stream: bool
     started_at: float
     first_byte_at: float | None = None
-    ended_at: float
+    ended_at: float | None = None
     attempts: int = 1
     status: int | None = None
     upstream_status: int | None = None
@@ -64,7 +71,10 @@ class ModelCall(Contract):
 
 
 class Capture(Contract):
-    """All calls of one key, in the order in which they ended. `damaged` names records that do not parse."""
+    """All calls of one key: in the order in which they ended, then those that have only begun.
+
+    `damaged` counts records that do not parse.
+    """
 
     key: str
     sealed: bool
@@ -79,7 +89,7 @@ def of_session(capture: Capture, session: str) -> Capture:
 
 
 def summed_usage(capture: Capture, phase: Phase = "agent") -> Usage | None:
-    """Usage over the phase's calls; null as soon as one call lacks a count or a record is damaged."""
+    """Usage over the phase's calls; null as soon as one call lacks a count, or its end, or a record is damaged."""
     calls = [call for call in capture.calls if call.phase == phase]
     if capture.damaged or not calls or any(call.usage is None for call in calls):
         return None

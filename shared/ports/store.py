@@ -17,6 +17,14 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
+class Appended:
+    """A log's new length, and a record as it was when the log had that length."""
+
+    length: int
+    record: Record | None
+
+
+@dataclass(frozen=True, slots=True)
 class Lease:
     """A claim on `name` until it expires; `fence` orders all claims on that name."""
 
@@ -85,6 +93,13 @@ class Store(Protocol):
 
     async def append(self, key: str, entries: Sequence[bytes], *, ttl_s: float) -> int:
         """Add entries to the end of a log; returns its new length."""
+
+    async def append_and_get(self, log: str, entries: Sequence[bytes], key: str, *, ttl_s: float) -> Appended:
+        """Add entries to the end of a log and read a record, as one step that nobody else's comes between.
+
+        So whoever writes the record and then reads the log finds all entries of those who did not find the
+        record. Both names have the same hash tag.
+        """
 
     async def read_log(self, key: str, start: int = 0) -> list[bytes]:
         """The entries of a log from `start` on; empty when there is none."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from shared.errors import FencedError, VersionConflictError
-from shared.ports.store import Lease, Record
+from shared.ports.store import Appended, Lease, Record
 
 SWEEP_EVERY_S = 30.0
 
@@ -152,14 +152,10 @@ class MemoryStore:
             _wake_first(line)
 
     async def append(self, key: str, entries: Sequence[bytes], *, ttl_s: float) -> int:
-        now = self._clock()
-        log = self._logs.get(key)
-        if log is None or log.expires_at <= now:
-            log = self._logs[key] = _Log([], 0.0)
-        log.entries.extend(entries)
-        log.expires_at = now + ttl_s
-        self._sweep(now)
-        return len(log.entries)
+        return self._append(key, entries, ttl_s)
+
+    async def append_and_get(self, log: str, entries: Sequence[bytes], key: str, *, ttl_s: float) -> Appended:
+        return Appended(self._append(log, entries, ttl_s), self._live(key))
 
     async def read_log(self, key: str, start: int = 0) -> list[bytes]:
         log = self._logs.get(key)
@@ -186,6 +182,16 @@ class MemoryStore:
             "leases": len(self._places),
             "members": sum(map(len, self._sets.values())),
         }
+
+    def _append(self, key: str, entries: Sequence[bytes], ttl_s: float) -> int:
+        now = self._clock()
+        log = self._logs.get(key)
+        if log is None or log.expires_at <= now:
+            log = self._logs[key] = _Log([], 0.0)
+        log.entries.extend(entries)
+        log.expires_at = now + ttl_s
+        self._sweep(now)
+        return len(log.entries)
 
     def _live(self, key: str) -> Record | None:
         entry = self._records.get(key)

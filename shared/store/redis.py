@@ -1,7 +1,7 @@
 """The store of several replicas: Redis 7, reached by `redis://`, `rediss://` or `unix://`.
 
-Owns connections, batches and the translation of errors; what happens inside Redis is in `redis_scripts.py`,
-waiting for messages in `redis_hints.py`. Commands of one tick of the event loop share one pipeline.
+Owns the translation of commands and errors; the wire is in `redis_connection.py`, what happens inside Redis in
+`redis_scripts.py`, waiting for messages in `redis_hints.py`. Commands of one tick of the event loop go out together.
 
 No command is repeated: a connection that broke before the answer leaves open whether the write was done, and
 `StoreUnavailableError` says so to the caller. What a server loses that crashed between two writes of its
@@ -11,20 +11,16 @@ append-only file (one second with Redis's default) is lost; versions and fences 
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, Final
 
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.connection import AbstractConnection
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from hiredis import ReplyError
 
 from shared.errors import StoreUnavailableError
 from shared.http.problems import redact
-from shared.ports.store import Lease, Record
+from shared.ports.store import Appended, Lease, Record
 from shared.store import redis_scripts as scripts
+from shared.store.redis_connection import ANSWER_TIMEOUT_S, Address, Connection, ConnectionLostError, SharedConnection
 from shared.store.redis_hints import Hints, rung
 from shared.store.redis_scripts import (
     CHANGED,
@@ -42,10 +38,6 @@ from shared.store.redis_scripts import (
     slot_key,
 )
 
-CONNECT_TIMEOUT_S: Final = 2.0
-ANSWER_TIMEOUT_S: Final = 5.0
-MAX_CONNECTIONS: Final = 32
-BATCH_SIZE: Final = 64
 RETRY_AFTER_S: Final = 1.0
 REREAD_S: Final = 1.0
 """A waiter looks for itself this often, whatever messages say."""
@@ -61,20 +53,15 @@ class RedisStore:
     outlives_process = True
 
     def __init__(self, url: str) -> None:
-        self._pool = BlockingConnectionPool.from_url(
-            url,
-            max_connections=MAX_CONNECTIONS,
-            timeout=ANSWER_TIMEOUT_S,
-            socket_connect_timeout=CONNECT_TIMEOUT_S,
-            socket_timeout=ANSWER_TIMEOUT_S,
-            retry=Retry(NoBackoff(), 0),
-            protocol=2,
-        )
-        self._redis = Redis(connection_pool=self._pool)
-        self._place = _place(self._pool.connection_kwargs)
-        self._queue: list[tuple[tuple[Any, ...], asyncio.Future[Any]]] = []
+        self._address = Address.of(url)
+        self._connection = SharedConnection(self._address, lambda size: self._batch_sent(size))
         self._tasks: set[asyncio.Task[Any]] = set()
         self._hints = Hints(self._subscribe)
+        self._batch_sent: Callable[[int], None] = lambda _size: None
+
+    def tell_batches(self, told: Callable[[int], None]) -> None:
+        """Call this with the number of commands that went out together, each time."""
+        self._batch_sent = told
 
     async def ping(self) -> None:
         await self._ask("PING")
@@ -83,8 +70,7 @@ class RedisStore:
         await self._hints.close()
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
-        with contextlib.suppress(RedisError, OSError):
-            await self._pool.disconnect()
+        await self._connection.close()
 
     async def get(self, key: str) -> Record | None:
         return decoded(await self._ask("GET", slot_key(RECORD, key)))
@@ -167,6 +153,11 @@ class RedisStore:
     async def append(self, key: str, entries: Sequence[bytes], *, ttl_s: float) -> int:
         return int(await self._run(scripts.APPEND, [slot_key(LOG, key)], ms(ttl_s), *entries))
 
+    async def append_and_get(self, log: str, entries: Sequence[bytes], key: str, *, ttl_s: float) -> Appended:
+        keys = [slot_key(LOG, log), slot_key(RECORD, key)]
+        length, record = await self._run(scripts.APPEND_AND_GET, keys, ms(ttl_s), *entries)
+        return Appended(int(length), decoded(record))
+
     async def read_log(self, key: str, start: int = 0) -> list[bytes]:
         return list(await self._ask("LRANGE", slot_key(LOG, key), start, -1))
 
@@ -182,44 +173,29 @@ class RedisStore:
     async def _run(self, script: str, keys: Sequence[str], *arguments: bytes | str | int) -> Any:
         """Run a script by its digest; a server that does not know it, a restarted one say, is given its text."""
         rest = (len(keys), *keys, *arguments)
-        with contextlib.suppress(NoScriptError):
-            return await self._ask("EVALSHA", digest(script), *rest)
-        return await self._ask("EVAL", script, *rest)
+        found = await self._answer("EVALSHA", digest(script), *rest)
+        if isinstance(found, ReplyError) and str(found).startswith("NOSCRIPT"):
+            found = await self._answer("EVAL", script, *rest)
+        return self._accepted(found)
 
     async def _ask(self, *command: bytes | str | int) -> Any:
-        """The answer to one command, sent together with all others of this tick of the event loop.
+        """The answer to one command.
 
         Raises:
             StoreUnavailableError: there was none, or it was an error.
-            NoScriptError: the server does not know the script.
         """
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._queue.append((command, answer))
-        if len(self._queue) == 1:
-            self._start(self._send())
-        found = await answer
-        if isinstance(found, NoScriptError):
-            raise found
-        if isinstance(found, Exception):
+        return self._accepted(await self._answer(*command))
+
+    async def _answer(self, *command: bytes | str | int) -> Any:
+        try:
+            return await self._connection.ask(*command)
+        except (ConnectionLostError, ReplyError) as error:
+            raise self._unavailable(error) from error
+
+    def _accepted(self, found: Any) -> Any:
+        if isinstance(found, ReplyError):
             raise self._unavailable(found) from found
         return found
-
-    async def _send(self) -> None:
-        """A task of its own, so that a cancelled caller never leaves a connection with a half-read answer."""
-        batch, self._queue = self._queue[:BATCH_SIZE], self._queue[BATCH_SIZE:]
-        if self._queue:
-            self._start(self._send())
-        answers: list[Any]
-        try:
-            pipeline = self._redis.pipeline(transaction=False)
-            for command, _ in batch:
-                pipeline.execute_command(*command)
-            answers = await pipeline.execute(raise_on_error=False)
-        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait for an answer are told
-            answers = [error] * len(batch)
-        for (_, waiting), answer in zip(batch, answers, strict=True):
-            if not waiting.done():
-                waiting.set_result(answer)
 
     def _start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.create_task(work, name="store command")
@@ -228,20 +204,15 @@ class RedisStore:
         return task
 
     async def _subscribe(self) -> "_RedisSubscription":
-        # Without the client's own timeout on writes: it uses `wait_for`, which Python 3.11 may let swallow a cancel.
-        options = self._pool.connection_kwargs | {"socket_timeout": None}
-        subscription = _RedisSubscription(self._pool.connection_class(**options), self._unavailable)
         try:
-            await subscription.connect()
-        except BaseException:
-            await subscription.close()
-            raise
-        return subscription
+            return _RedisSubscription(await Connection.open(self._address, lambda _size: None), self._unavailable)
+        except (ConnectionLostError, ReplyError) as error:
+            raise self._unavailable(error) from error
 
     def _unavailable(self, error: Exception) -> StoreUnavailableError:
         told = redact(str(error)).strip().rstrip(".") or type(error).__name__
         return StoreUnavailableError(
-            f"The store at {self._place} cannot be used: {told}. Start it, or correct store.url.",
+            f"The store at {self._address.place} cannot be used: {told}. Start it, or correct store.url.",
             retry_after_s=RETRY_AFTER_S,
         )
 
@@ -249,51 +220,37 @@ class RedisStore:
 class _RedisSubscription:
     """Implements `shared.store.redis_hints.Subscription` on a connection of its own, which never reconnects."""
 
-    def __init__(
-        self, connection: AbstractConnection, unavailable: Callable[[Exception], StoreUnavailableError]
-    ) -> None:
+    def __init__(self, connection: Connection, unavailable: Callable[[Exception], StoreUnavailableError]) -> None:
         self._connection = connection
         self._unavailable = unavailable
-
-    @contextlib.asynccontextmanager
-    async def _bounded(self, timeout_s: float = ANSWER_TIMEOUT_S) -> AsyncIterator[None]:
-        try:
-            async with asyncio.timeout(timeout_s):
-                yield
-        except (RedisError, OSError) as error:
-            raise self._unavailable(error) from error
-
-    async def connect(self) -> None:
-        async with self._bounded():
-            await self._connection.connect()  # type: ignore[no-untyped-call] # redis gives it no types
+        self._came: asyncio.Queue[Any] = asyncio.Queue()
+        connection.listen(self._came.put_nowait)
 
     async def subscribe(self, channels: Sequence[str]) -> None:
-        async with self._bounded():
-            await self._connection.send_command("SUBSCRIBE", *channels)
+        self._connection.send("SUBSCRIBE", *channels)
 
     async def unsubscribe(self, channels: Sequence[str]) -> None:
-        async with self._bounded():
-            await self._connection.send_command("UNSUBSCRIBE", *channels)
+        self._connection.send("UNSUBSCRIBE", *channels)
 
     async def heard(self) -> AsyncIterator[tuple[str, str]]:
-        asked = False
         while True:
-            async with self._bounded(SILENCE_S + ANSWER_TIMEOUT_S):
-                message = await self._connection.read_response(timeout=SILENCE_S, disconnect_on_error=False)
-                if message is None:
-                    if asked:
-                        raise RedisTimeoutError("the subscription gives no sign of life")
-                    await self._connection.send_command("PING")
-            asked = message is None
+            message = await self._next()
+            if isinstance(message, Exception):
+                raise self._unavailable(message) from message
             if isinstance(message, list) and message[0] != b"pong":
                 yield message[0].decode(), message[1].decode()
 
+    async def _next(self) -> Any:
+        """What comes next; after a long silence the server is asked whether it lives."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SILENCE_S):
+                return await self._came.get()
+        self._connection.send("PING")
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                return await self._came.get()
+        except TimeoutError:
+            return ConnectionLostError("the subscription gives no sign of life")
+
     async def close(self) -> None:
-        await self._connection.disconnect(nowait=True)
-
-
-def _place(options: Mapping[str, Any]) -> str:
-    """Where the server is, without the password."""
-    if "path" in options:
-        return f"unix:{options['path']}"
-    return f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
+        await self._connection.close()

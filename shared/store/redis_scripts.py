@@ -223,12 +223,20 @@ return 1
 """
 """lease, claims, line, alive; owner, fence."""
 
-APPEND = """
+_ADD = """
 for n = 2, #ARGV do redis.call('RPUSH', KEYS[1], ARGV[n]) end
 redis.call('PEXPIRE', KEYS[1], ARGV[1])
+"""
+
+APPEND = f"""{_ADD}
 return redis.call('LLEN', KEYS[1])
 """
 """log; ttl_ms, entries… → length."""
+
+APPEND_AND_GET = f"""{_ADD}
+return {{redis.call('LLEN', KEYS[1]), redis.call('GET', KEYS[2])}}
+"""
+"""log, record; ttl_ms, entries… → length, and the record as it is stored."""
 
 ADD_MEMBER = f"""{_CLOCK}
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', text(now))

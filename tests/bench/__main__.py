@@ -4,17 +4,12 @@ Ratios and CPU per request can be compared between machines; absolute times cann
 """
 
 import argparse
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import orjson
 import psutil
 from rich.console import Console
 from rich.table import Table
@@ -24,21 +19,11 @@ from shared.clients.model_proxy import model_base_url
 from shared.configuration import load_settings
 from shared.http.service import mesh_token_of
 from tests.bench.load import Job
+from tests.bench.measuring import ROW, WARM_UP, measure, program, services_of_this_process
+from tests.bench.stores import on_redis, takeover
 
 EPISODES = ((1, 400), (16, 2000), (64, 4000))
 CALLS = ((1, 1500), (32, 6000))
-WARM_UP = 200
-
-ROW: dict[str, Any] = {
-    "environment": "string_match",
-    "expected_answer": "Paris",
-    "extraction_mode": "boxed",
-    "responses_create_params": {
-        "input": [
-            {"role": "user", "content": "What is the capital of France? Put your final answer in \\boxed{}."},
-        ]
-    },
-}
 # As large as a coding harness's first request: instructions and forty tools.
 _WORDS = "Reads a file and returns its text, line by line, with numbers. " * 16
 _PARAMETERS = {"type": "object", "properties": {"path": {"type": "string", "description": "where"}}}
@@ -49,71 +34,12 @@ QUESTION = {"model": "policy", "input": "What is the capital of France?"}
 CHAT = {"model": "policy", "messages": [{"role": "user", "content": "What is the capital of France?"}]}
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """One load: requests a second, latencies in ms, CPU ms per request of the watched processes."""
-
-    per_second: float
-    p50_ms: float
-    p95_ms: float
-    first_p50_ms: float | None
-    cpu_ms: float
-
-
-def _cpu_s(processes: Sequence[psutil.Process]) -> float:
-    return sum(sum(process.cpu_times()[:2]) for process in processes)
-
-
-def measure(job: Job, watched: Sequence[psutil.Process]) -> Measured:
-    """Run a job in a fresh process."""
-    before = _cpu_s(watched)
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.bench.load"], input=job.to_json(), capture_output=True, check=False, timeout=600
-    )
-    if done.returncode != 0:
-        raise SystemExit(f"the load generator failed: {done.stderr.decode()[-2000:]}")
-    cpu_s = _cpu_s(watched) - before
-    told = orjson.loads(done.stdout)
-    latencies = sorted(told["latencies"])
-    firsts = sorted(told["firsts"])
-    return Measured(
-        per_second=job.requests / told["seconds"],
-        p50_ms=latencies[len(latencies) // 2],
-        p95_ms=latencies[int(len(latencies) * 0.95)],
-        first_p50_ms=firsts[len(firsts) // 2] * 1e3 if firsts else None,
-        cpu_ms=cpu_s * 1e3 / job.requests,
-    )
-
-
-@contextmanager
-def program(name: str, *arguments: str) -> Iterator[tuple[str, psutil.Process]]:
-    """One of `tests.bench.programs`: its base URL and its process."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.bench.programs", name, *arguments], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout is not None
-        port = int(process.stdout.readline())
-        yield f"http://127.0.0.1:{port}", psutil.Process(process.pid)
-    finally:
-        process.terminate()
-        process.wait(10)
-        if process.stdout is not None:
-            process.stdout.close()
-
-
-def _services() -> list[psutil.Process]:
-    """The launcher and its services."""
-    found: list[psutil.Process] = psutil.Process().children(recursive=True)
-    return found
-
-
 def start_up(folder: Path, _scale: float) -> list[tuple[str, str, str]]:
     """Time to ready, processes and memory of the embedded mesh."""
     began = time.monotonic()
     with embedded_mesh(load_settings([], {}), log_path=folder / "start.log"):
         ready_s = time.monotonic() - began
-        mesh = _services()
+        mesh = services_of_this_process()
         rss = sum(process.memory_info().rss for process in mesh) / 2**20
         pss = sum(process.memory_full_info().pss for process in mesh) / 2**20
         processes = len(mesh)
@@ -129,7 +55,7 @@ def episodes(folder: Path, scale: float) -> list[tuple[str, str, str]]:
     """Episodes without a tool call, beside seven bare hops under the same load."""
     rows = []
     with embedded_mesh(load_settings([], {}), log_path=folder / "episodes.log") as mesh:
-        url, watched = f"{mesh.environment_url}/run", _services()
+        url, watched = f"{mesh.environment_url}/run", services_of_this_process()
         measure(Job(url, ROW, {}, WARM_UP, 8, '"reward":1.0'), watched)
         ours = {n: measure(Job(url, ROW, {}, int(count * scale), n, '"reward":1.0'), watched) for n, count in EPISODES}
     with program("leaf") as (leaf_url, leaf), program("hops", f"{leaf_url}/") as (hops_url, hops):
@@ -201,7 +127,7 @@ def _bridge_row(
 
 def _listening_on(port: int) -> psutil.Process:
     """The process among ours that serves the port."""
-    for process in _services():
+    for process in services_of_this_process():
         serves = any(c.status == "LISTEN" and c.laddr.port == port for c in process.net_connections("tcp"))
         if serves and not process.children():
             return process
@@ -213,11 +139,11 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="fraction of the requests (default: 1)")
     scale = parser.parse_args().scale
     console = Console(width=180)
-    title = f"Paddock beside the bare limit, {psutil.cpu_count()} cores, memory store, upstream on uvicorn"
+    title = f"Paddock beside the bare limit, {psutil.cpu_count()} cores, upstream on uvicorn"
     table = Table("what", "measured", "goal", title=title)
     with TemporaryDirectory(prefix="paddock-bench-") as name:
         folder = Path(name)
-        for measured in (start_up, episodes, bridge):
+        for measured in (start_up, episodes, on_redis, takeover, bridge):
             console.print(f"measuring: {(measured.__doc__ or '').rstrip('.')} …")
             for row in measured(folder, scale):
                 table.add_row(*row)

@@ -15,7 +15,7 @@ import aiohttp
 import orjson
 import uvloop
 
-LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+from shared.settings import is_loopback
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Job:
 
 
 async def run(job: Job) -> dict[str, Any]:
-    if urlsplit(job.url).hostname not in LOOPBACK:
+    if not is_loopback(urlsplit(job.url).hostname or ""):
         raise SystemExit("The load generator sends to loopback addresses only.")
     body, expect = orjson.dumps(job.body), job.expect.encode()
     latencies: list[float] = []

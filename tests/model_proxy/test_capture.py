@@ -12,7 +12,8 @@ from shared.clients.model_proxy import ModelProxyClient
 from shared.contracts.capture import Capture, ModelCall, summed_usage
 from shared.http.client import HttpClient
 from shared.store.memory import MemoryStore
-from shared.tokens import SessionClaims, Signer
+from tests.model_proxy.raw_caller import raw_call
+from tests.model_proxy.sessions import as_session
 from tests.model_proxy.wire import (
     COMPLETION,
     END,
@@ -29,14 +30,8 @@ from tests.model_proxy.wire import (
     piece,
     proxied,
     proxy_of,
-    raw_call,
     settings_of,
 )
-
-
-def _session(key: str) -> str:
-    claims = SessionClaims(key=key, model="policy", expires_at=time.time() + 60)
-    return f"Authorization: Bearer {Signer('', 'session-token').session_token(claims)}"
 
 
 @pytest.mark.behaviour("MS-18")
@@ -55,6 +50,7 @@ async def test_calls_are_kept_in_order_with_what_was_asked_and_answered() -> Non
     assert one.dropped_fields == ("store",)
     assert (one.response_id, one.output_ids) == (first.json()["id"], (first.json()["output"][0]["id"],))
     assert one.first_byte_at is not None
+    assert one.ended_at is not None
     assert before <= one.started_at <= one.first_byte_at <= one.ended_at <= two.started_at
     assert (two.dialect, two.response, two.response_id) == ("chat_completions", second.json(), "chatcmpl-9")
     usage = summed_usage(capture, "verify")
@@ -193,23 +189,18 @@ async def test_sealing_ends_the_episodes_calls_and_waits_for_their_records(strea
 
     async with (
         proxied(handler) as (proxy, upstream),
-        raw_call(proxy, "responses", _session("episode-1"), stream=stream) as caller,
+        raw_call(proxy, "responses", as_session(), stream=stream) as caller,
     ):
         async with asyncio.timeout(WAIT_S):
             await upstream.arrived.wait()
         if stream:
             await caller.head()
-        sealed = Capture.model_validate_json((await proxy.http.post("/captures/episode-1/seal")).content)
+        sealed = await proxy.seal()
         async with asyncio.timeout(WAIT_S):
             await upstream.asked[0].gone.wait()
-            if stream:
-                while (one := await caller.sse_data())["type"] != "response.failed":
-                    pass
-                assert one["response"]["error"]["code"] == "capture_sealed"
-            else:
-                assert "409" in (await caller.head()).split("\r\n")[0]
+        await caller.is_told_of_the_seal(stream)
     (call,) = sealed.calls
-    assert (call.phase, call.error_code) == ("agent", "capture_sealed")
+    assert (call.phase, call.error_code, call.error_category) == ("agent", "capture_sealed", "cancelled")
 
 
 async def test_sealing_leaves_the_meshs_own_calls_alone() -> None:
@@ -223,30 +214,24 @@ async def test_sealing_leaves_the_meshs_own_calls_alone() -> None:
         judging = asyncio.create_task(proxy.call("responses"))
         async with asyncio.timeout(WAIT_S):
             await upstream.arrived.wait()
-        assert (await proxy.http.post("/captures/episode-1/seal")).json()["calls"] == []
+        sealed = await proxy.seal()
+        (under_way,) = sealed.calls
+        assert (under_way.phase, under_way.ended_at, under_way.error_category) == ("verify", None, None)
         go_on.set()
         assert (await judging).status_code == 200
-        assert len((await proxy.capture()).calls) == 1
+        (judged,) = (await proxy.capture()).calls
+        assert (judged.call_id, judged.status) == (under_way.call_id, 200)
 
 
 async def test_bodies_too_large_to_keep_are_left_out_and_told() -> None:
     captures = Captures(MemoryStore(), ttl_s=60)
-    facts: dict[str, Any] = {
-        "call_id": "c",
-        "phase": "agent",
-        "dialect": "responses",
-        "model": "m",
-        "stream": False,
-        "started_at": 1.0,
-        "ended_at": 2.0,
-    }
     large = orjson.dumps({"x": "y" * CALL_BODIES_MAX_BYTES})
     most = orjson.dumps({"x": "y" * (CALL_BODIES_MAX_BYTES - 100)})
-    await captures.append("k", facts, large, b"{}")
-    await captures.append("k", facts, b"{}", large)
-    for _ in range(CAPTURE_BODIES_MAX_BYTES // CALL_BODIES_MAX_BYTES):
-        await captures.append("k", facts, most, b"{}")
-    await captures.append("k", facts, most, b"{}")
+    await captures.append("k", _facts("first"), large, b"{}")
+    await captures.append("k", _facts("second"), b"{}", large)
+    for n in range(CAPTURE_BODIES_MAX_BYTES // CALL_BODIES_MAX_BYTES):
+        await captures.append("k", _facts(f"{n}"), most, b"{}")
+    await captures.append("k", _facts("last"), most, b"{}")
     calls = Capture.model_validate_json(await captures.read("k")).calls
     assert calls[0].left_out == ("request",)
     assert (calls[0].request, calls[0].response) == (None, {})

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from tests.model_proxy.raw_caller import raw_call
 from tests.model_proxy.wire import (
     SSE_HEAD,
     WAIT_S,
@@ -15,7 +16,6 @@ from tests.model_proxy.wire import (
     event,
     proxied,
     proxy_of,
-    raw_call,
     raw_upstream,
     settings_of,
 )

@@ -14,15 +14,15 @@ from services.model_proxy.bridge.capabilities import Capabilities
 from services.model_proxy.bridged import BridgedConversation, BridgedRelay
 from services.model_proxy.capture import Captures
 from services.model_proxy.conversation import Answer, Relay
-from services.model_proxy.exchange import Desk, Exchange
+from services.model_proxy.exchange import Desk, Exchange, Prepared
 from services.model_proxy.models import ServedModel
 from services.model_proxy.record import new_record
 from services.model_proxy.under_way import UnderWay
 from services.model_proxy.upstreams.scripted import ScriptedUpstream, parse_script
 from shared.contracts.capture import Capture
+from shared.metrics import Metrics
 from shared.settings import ModelSettings
 from shared.store.memory import MemoryStore
-from shared.telemetry import Metrics
 from tests.model_proxy.wire import WAIT_S, events_of
 from tests.serving import serving
 
@@ -76,7 +76,7 @@ async def exchanging(
 ) -> AsyncIterator[tuple[str, Captures]]:
     """An application that is one exchange after the other."""
     captures = Captures(store, ttl_s=60)
-    desk = Desk(captures, Metrics(), UnderWay())
+    desk = Desk(captures, Metrics(), UnderWay(captures.sealed_within))
     settings = ModelSettings(upstream="scripted", heartbeat_s=0.02)
     model = ServedModel("m", "m", ScriptedUpstream(parse_script(SCRIPT)), settings, Capabilities())
 
@@ -88,9 +88,10 @@ async def exchanging(
             await send({"type": "lifespan.shutdown.complete"})
             return
         request = {"input": "x", "stream": stream}
-        record = new_record(CALLER, "responses", "m", "call_1", b"{}", stream=stream)
+        record = new_record(CALLER, "responses", "m", b"{}", stream=stream, instance="i")
         await receive()
-        await Exchange(desk, CALLER, model, kind(request, model, DEFAULT_PROFILE), record)(scope, receive, send)
+        prepared = Prepared(model, kind(request, model, DEFAULT_PROFILE))
+        await Exchange(desk, CALLER, record, lambda: prepared)(scope, receive, send)
 
     async with serving(app) as url:
         yield url, captures

@@ -7,6 +7,7 @@ import orjson
 import pytest
 
 from services.model_proxy.bridge.messages_thinking import opened
+from tests.model_proxy.raw_caller import raw_call
 from tests.model_proxy.wire import (
     COMPLETION,
     DONE,
@@ -21,7 +22,6 @@ from tests.model_proxy.wire import (
     json_body,
     piece,
     proxied,
-    raw_call,
     reply,
 )
 

@@ -13,6 +13,7 @@ import httpx
 import orjson
 
 from services.model_proxy.app import create_app
+from services.model_proxy.capture import RECORD_WITHIN_S
 from shared.contracts.capture import Capture, ModelCall
 from shared.settings import LoadedSettings, Settings
 from tests.serving import serving
@@ -98,6 +99,12 @@ class RawUpstream:
     async def _answer(self, asked: Asked) -> None:
         with contextlib.suppress(ConnectionError):
             await self.handler(asked)
+
+    async def wait_until_asked(self, times: int) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while len(self.asked) < times:
+                self.arrived.clear()
+                await self.arrived.wait()
 
     async def stop(self) -> None:
         tasks = [*self._tasks, *self._serving]
@@ -214,6 +221,11 @@ class Proxy:
     async def call(self, dialect: str, *, stream: bool = False, key: str = KEY, **fields: Any) -> httpx.Response:
         return await self.http.post(path_of(dialect, key), json=request_of(dialect, stream=stream) | fields)
 
+    async def seal(self, key: str = KEY) -> Capture:
+        answer = await self.http.post(f"/captures/{key}/seal")
+        assert answer.status_code == 200, answer.text
+        return Capture.model_validate_json(answer.content)
+
     async def capture(self, key: str = KEY) -> Capture:
         answer = await self.http.get(f"/captures/{key}")
         assert answer.status_code == 200, answer.text
@@ -223,11 +235,13 @@ class Proxy:
         return (await self.capture(key)).calls[-1]
 
     async def calls(self, count: int, key: str = KEY) -> tuple[ModelCall, ...]:
-        """The calls as soon as there are `count` of them."""
+        """The calls as soon as `count` of them have ended."""
         async with asyncio.timeout(WAIT_S):
-            while len(calls := (await self.capture(key)).calls) < count:  # noqa: ASYNC110 - HTTP tells no event
+            while True:
+                calls = (await self.capture(key)).calls
+                if sum(call.ended_at is not None for call in calls) >= count:
+                    return calls
                 await asyncio.sleep(0.005)
-        return calls
 
 
 _PATHS = {"responses": "responses", "chat_completions": "chat/completions", "messages": "messages"}
@@ -247,11 +261,15 @@ def request_of(dialect: str, *, stream: bool = False) -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def proxy_of(loaded: LoadedSettings) -> AsyncIterator[Proxy]:
-    async with (
-        serving(create_app(loaded)) as url,
-        httpx.AsyncClient(base_url=url, timeout=WAIT_S, trust_env=False) as http,
-    ):
+async def proxy_of(loaded: LoadedSettings, *, record_within_s: float = RECORD_WITHIN_S) -> AsyncIterator[Proxy]:
+    async with serving(create_app(loaded, record_within_s=record_within_s)) as url, proxy_at(url) as proxy:
+        yield proxy
+
+
+@contextlib.asynccontextmanager
+async def proxy_at(url: str) -> AsyncIterator[Proxy]:
+    """A proxy that is served elsewhere."""
+    async with httpx.AsyncClient(base_url=url, timeout=WAIT_S, trust_env=False) as http:
         yield Proxy(url, http)
 
 
@@ -264,47 +282,6 @@ async def proxied(
         loaded = settings_of({"upstream": kind, "base_url": upstream.url, "model": "up", **model})
         async with proxy_of(loaded) as proxy:
             yield proxy, upstream
-
-
-@dataclass(slots=True)
-class RawCaller:
-    """A caller that sees bytes as they arrive and can leave at any moment."""
-
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-
-    async def head(self) -> str:
-        async with asyncio.timeout(WAIT_S):
-            return (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
-
-    async def sse_data(self) -> dict[str, Any]:
-        """The data of the next event."""
-        async with asyncio.timeout(WAIT_S):
-            while True:
-                line = await self.reader.readline()
-                assert line, "the connection ended"
-                if line.startswith(b"data: "):
-                    value: dict[str, Any] = orjson.loads(line[6:])
-                    return value
-
-    def leave(self) -> None:
-        self.writer.transport.abort()
-
-
-@contextlib.asynccontextmanager
-async def raw_call(proxy: Proxy, dialect: str, *headers: str, **fields: Any) -> AsyncIterator[RawCaller]:
-    host, port = proxy.url.removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    body = orjson.dumps(request_of(dialect) | fields)
-    lines = [f"POST {path_of(dialect)} HTTP/1.1", "Host: proxy", *headers, f"Content-Length: {len(body)}", "", ""]
-    writer.write("\r\n".join(lines).encode() + body)
-    await writer.drain()
-    try:
-        yield RawCaller(reader, writer)
-    finally:
-        writer.close()
-        with contextlib.suppress(ConnectionError):
-            await writer.wait_closed()
 
 
 def events_of(text: str) -> list[dict[str, Any]]:

@@ -263,6 +263,30 @@ class StoreContract:
         assert await store.read_log("log") == []
         assert await store.append("log", [b"b"], ttl_s=LONG_S) == 1
 
+    async def test_an_entry_is_in_the_log_for_whoever_wrote_the_record_or_its_writer_sees_the_record(
+        self, store: Store
+    ) -> None:
+        first = await store.append_and_get("log:{k}", [b"first", b"second"], "shut:{k}", ttl_s=LONG_S)
+        assert (first.length, first.record) == (2, None)
+
+        async def enter(n: int) -> bytes | None:
+            await asyncio.sleep(n * 0.0005)
+            appended = await store.append_and_get("log:{k}", [b"%d" % n], "shut:{k}", ttl_s=LONG_S)
+            return b"%d" % n if appended.record is None else None
+
+        async def shut() -> list[bytes]:
+            await asyncio.sleep(0.02)
+            assert await store.create("shut:{k}", b"shut", ttl_s=LONG_S) is not None
+            return await store.read_log("log:{k}")
+
+        seen, *entered = await asyncio.gather(shut(), *(enter(n) for n in range(80)))
+        assert isinstance(seen, list)
+        missed = {entry for entry in entered if entry is not None} - set(seen)
+        assert missed == set()
+        late = await store.append_and_get("log:{k}", [b"late"], "shut:{k}", ttl_s=LONG_S)
+        assert late.length == 2 + 80 + 1
+        assert late.record == await store.get("shut:{k}")
+
     async def test_a_set_has_its_members_once(self, store: Store, ttl_s: float) -> None:
         assert await store.members("set") == set()
         for member in ("a", "b", "a"):

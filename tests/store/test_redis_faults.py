@@ -13,7 +13,8 @@ from shared.errors import ConfigurationError, StoreUnavailableError
 from shared.ports.store import Store
 from shared.settings import LoadedSettings, Settings
 from shared.store.open import open_store
-from shared.store.redis import ANSWER_TIMEOUT_S, CONNECT_TIMEOUT_S, RedisStore
+from shared.store.redis import RedisStore
+from shared.store.redis_connection import ANSWER_TIMEOUT_S, CONNECT_TIMEOUT_S
 from tests.serving import free_port
 from tests.store.contract import LONG_S, SOON_S
 from tests.store.redis_server import RedisServer
@@ -127,16 +128,21 @@ async def test_a_redis_that_takes_no_writes_is_unavailable(
 
 
 async def test_a_redis_that_still_loads_its_data_is_unavailable() -> None:
+    left = asyncio.Event()
+
     async def load(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while await reader.read(65_536):
             writer.write(b"-LOADING Redis is loading the dataset in memory\r\n")
         writer.close()
+        left.set()
 
     server = await asyncio.start_server(load, "127.0.0.1", 0)
     store = RedisStore(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}")
     with pytest.raises(StoreUnavailableError, match="loading"):
         await store.get("k")
     await store.close()
+    async with asyncio.timeout(SOON_S):
+        await left.wait()
     server.close()
     await server.wait_closed()
 
