@@ -59,6 +59,12 @@ def _redis() -> str | None:
     return "There is no redis-server command. Get it: deploy/engines/redis.sh"
 
 
+def _balancer() -> str | None:
+    if shutil.which("haproxy"):
+        return None
+    return "There is no haproxy command. Get it: deploy/engines/haproxy.sh"
+
+
 def _bubblewrap() -> str | None:
     problem = _run("bwrap", "--ro-bind", "/", "/", "--unshare-pid", "--", "true")
     return problem and f"bwrap does not work here ({problem}). Get it: apt-get install bubblewrap"
@@ -98,6 +104,7 @@ PROBES: Mapping[str, Callable[[], str | None]] = {
     "docker": _docker,
     "compose": _compose,
     "redis": _redis,
+    "balancer": _balancer,
     "bubblewrap": _bubblewrap,
     "codex": _codex,
     "harbor": _harbor,

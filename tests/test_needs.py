@@ -62,7 +62,7 @@ def test_a_need_of_deselected_tests_is_not_required(tmp_path: Path) -> None:
 
 
 def test_an_unknown_need_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="names postgres; it knows all, bubblewrap, codex"):
+    with pytest.raises(ValueError, match="names postgres; it knows all, balancer, bubblewrap"):
         required("postgres", frozenset())
 
 

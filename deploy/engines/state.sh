@@ -27,6 +27,26 @@ install_packages() {
   DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends "$@" >/dev/null
 }
 
+# install_server COMMAND PACKAGE: without its service, which a package starts at once and at every boot where systemd
+# runs. Tests start their own, on free ports.
+install_server() {
+  local command="$1" package="$2" systemd=""
+  if command -v "$command" >/dev/null; then
+    say "$command is there already: $("$command" -v | head -n 1)"
+    return
+  fi
+  if command -v systemctl >/dev/null && [ -d /run/systemd/system ]; then
+    systemd=yes
+    systemctl mask --runtime --quiet "$package.service"
+  fi
+  install_packages "$package"
+  if [ -n "$systemd" ]; then
+    systemctl unmask --runtime --quiet "$package.service"
+    systemctl disable --quiet "$package.service"
+  fi
+  say "installed: $("$command" -v | head -n 1)"
+}
+
 refresh_lists() {
   [ -z "${PADDOCK_LISTS_FRESH:-}" ] || return 0
   apt-get update -qq >/dev/null

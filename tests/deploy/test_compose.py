@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.deploy.compose_project import IMAGE, SERVICES, TREE, ComposeProject, compose_project, run
+from tests.deploy.compose_project import BESIDE, IMAGE, SERVICES, TREE, ComposeProject, compose_project, run
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(900)]
 
@@ -17,9 +17,18 @@ WRONG_ON_PURPOSE = {"sum-of-the-first-hundred", "umbrella-in-london"}
 READ_TOKEN = "print(open('/run/paddock/mesh-token').read())"
 CALL_WITHOUT_TOKEN = """
 import http.client
-connection = http.client.HTTPConnection("agent", 8200, timeout=10)
+connection = http.client.HTTPConnection("balancer", 8200, timeout=10)
 connection.request("POST", "/tool_loop/v1/agent_sessions", "{}", {"content-type": "application/json"})
 print(connection.getresponse().status)
+"""
+CONNECT = """
+import socket
+try:
+    socket.create_connection(("%s", %d), timeout=2).close()
+except OSError:
+    print("closed")
+else:
+    print("open")
 """
 
 
@@ -27,6 +36,12 @@ print(connection.getresponse().status)
 def mesh() -> Iterator[ComposeProject]:
     with compose_project() as project:
         yield project
+
+
+def row_of(key: str) -> dict[str, object]:
+    """A row that the scripted model answers rightly."""
+    row: dict[str, object] = json.loads((TREE / "services/collector/demo/math.jsonl").read_text().splitlines()[0])
+    return {**row, "episode_id": {"rollout_id": key, "attempt": 0}}
 
 
 def test_the_demo_rows_are_run_from_outside_with_tools_and_both_rewards(mesh: ComposeProject, tmp_path: Path) -> None:
@@ -39,11 +54,12 @@ def test_the_demo_rows_are_run_from_outside_with_tools_and_both_rewards(mesh: Co
     assert set(rewards.values()) == {0.0, 1.0}
 
 
-def test_only_the_environment_server_can_be_reached_and_only_from_this_machine(mesh: ComposeProject) -> None:
-    bindings = {service: mesh.container(service)["HostConfig"]["PortBindings"] or {} for service in SERVICES}
-    assert bindings.pop("environment") == {"8100/tcp": [{"HostIp": "127.0.0.1", "HostPort": str(mesh.port)}]}
-    assert list(bindings.values()) == [{}, {}, {}]
-    assert httpx.get(f"{mesh.url}/readyz", timeout=10).status_code == 200
+def test_only_the_environments_address_is_published_by_the_balancer_and_to_this_machine(mesh: ComposeProject) -> None:
+    everything = (*SERVICES, *BESIDE)
+    bindings = {name: mesh.container(name)["HostConfig"]["PortBindings"] or {} for name in everything}
+    assert bindings.pop("balancer") == {"8100/tcp": [{"HostIp": "127.0.0.1", "HostPort": str(mesh.port)}]}
+    assert list(bindings.values()) == [{}] * (len(everything) - 1)
+    assert httpx.get(f"{mesh.url}/readyz", timeout=10).json()["service"] == "environment"
 
 
 def test_the_services_share_a_token_that_no_container_shows_and_nobody_passes_without(mesh: ComposeProject) -> None:
@@ -51,24 +67,43 @@ def test_the_services_share_a_token_that_no_container_shows_and_nobody_passes_wi
     assert len(tokens) == 1
     token = tokens.pop()
     assert len(token) >= 32
-    assert all(token not in json.dumps(mesh.container(service)) for service in SERVICES)
+    assert all(token not in json.dumps(mesh.container(name)) for name in (*SERVICES, *BESIDE))
     assert token not in mesh.compose("logs", "--no-color")
     assert mesh.inside("environment", CALL_WITHOUT_TOKEN) == "401"
 
 
-def test_agent_and_resources_have_no_way_out_of_the_mesh(mesh: ComposeProject) -> None:
-    assert {service: mesh.is_closed_in(service) for service in SERVICES} == {
-        "environment": False,  # its port is published
+def test_only_the_model_proxy_and_the_balancer_have_a_way_out_of_the_mesh(mesh: ComposeProject) -> None:
+    assert {name: mesh.is_closed_in(name) for name in (*SERVICES, *BESIDE)} == {
+        "environment": True,
         "agent": True,
         "model-proxy": False,  # it calls the upstream
         "resources": True,
+        "balancer": False,  # its port is published
+        "redis": True,
     }
 
 
-def test_no_service_runs_as_root_or_without_an_init(mesh: ComposeProject) -> None:
+def test_redis_is_reached_by_services_and_by_nobody_else(mesh: ComposeProject) -> None:
+    (address,) = [network["IPAddress"] for network in mesh.container("redis")["NetworkSettings"]["Networks"].values()]
+    assert {service: mesh.inside(service, CONNECT % ("redis", 6379)) for service in SERVICES} == dict.fromkeys(
+        SERVICES, "open"
+    )
+    # By its address, too: neither from where the balancer's port is published, nor from the balancer's other network.
+    networks = ("front", "mesh", "upstream")
+    assert {network: mesh.beside(network, CONNECT % (address, 6379)) for network in networks} == dict.fromkeys(
+        networks, "closed"
+    )
+
+
+def test_nothing_runs_as_root_or_without_an_init(mesh: ComposeProject) -> None:
     for service in SERVICES:
         assert mesh.inside(service, "import os; print(os.getuid())") == "10001"
-        assert mesh.container(service)["HostConfig"]["Init"] is True
+    assert {name: mesh.container(name)["Config"]["User"] for name in BESIDE} == {
+        "balancer": "haproxy",
+        "redis": "redis",
+    }
+    for name in (*SERVICES, *BESIDE):
+        assert mesh.container(name)["HostConfig"]["Init"] is True
 
 
 def test_the_build_secret_is_not_in_the_image() -> None:
@@ -77,15 +112,3 @@ def test_the_build_secret_is_not_in_the_image() -> None:
         run("docker", "run", "--rm", "--network", "none", "--entrypoint", "python3", IMAGE, "-c", look)
         == "False False\n"
     )
-
-
-def test_stop_is_obeyed_the_token_outlives_it_and_down_leaves_nothing() -> None:
-    with compose_project() as project:
-        token = project.inside("agent", READ_TOKEN)
-        project.compose("stop")
-        ends = {service: project.container(service)["State"]["ExitCode"] for service in SERVICES}
-        assert ends == dict.fromkeys(SERVICES, 143)
-        project.compose("up", "--wait", "--wait-timeout", "90")
-        assert project.inside("agent", READ_TOKEN) == token
-        assert project.left() != []
-    assert project.left() == []
