@@ -6,12 +6,13 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from shared.configuration import load_settings
 from shared.errors import ConfigurationError
-from shared.settings import SERVICE_NAMES, LoadedSettings, ServiceSettings
+from shared.settings import SERVICE_NAMES, LoadedSettings
 
 if TYPE_CHECKING:
     from services.launcher.embedded import EmbeddedMesh
@@ -61,8 +62,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_up(commands)
     _add_serve(commands)
     _add_run(commands)
+    _add_episodes(commands)
     _add_demo(commands)
     _add_looking(commands)
+    _add_selfcheck(commands)
     return parser
 
 
@@ -88,32 +91,18 @@ def _command(
 
 
 def _add_up(commands: "_Commands[argparse.ArgumentParser]") -> None:
-    command = _command(
-        commands,
-        "up",
-        "Start the four services and keep them running.",
-        "Prints their addresses once all are ready. TERM or Ctrl-C stops every one of them within 5 seconds;\n"
-        "the exit status is then 143 or 130.",
-    )
-    command.add_argument(
-        "--on-death",
-        choices=["restart", "end"],
-        default="restart",
-        help="what happens when a service dies: start it again, 3 times a minute at most (the default), or end all",
-    )
+    from services.launcher.arguments import UP_TEXT, add_up_arguments
+
+    command = _command(commands, "up", "Start the four services and keep them running.", UP_TEXT)
+    add_up_arguments(command)
     command.set_defaults(run=_up)
 
 
 def _add_serve(commands: "_Commands[argparse.ArgumentParser]") -> None:
-    command = _command(
-        commands,
-        "serve",
-        "Run one service in the foreground.",
-        "For containers and clusters. A service that listens on anything but loopback needs PADDOCK_MESH_TOKEN.",
-    )
-    command.add_argument("service", choices=SERVICE_NAMES, type=lambda name: name.replace("-", "_"))
-    command.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
-    command.add_argument("--port", type=int, help="port to listen on (default: that of the service's configured URL)")
+    from services.launcher.arguments import SERVE_TEXT, add_serve_arguments
+
+    command = _command(commands, "serve", "Run one service in the foreground.", SERVE_TEXT)
+    add_serve_arguments(command)
     command.set_defaults(run=_serve)
 
 
@@ -130,6 +119,19 @@ def _add_run(commands: "_Commands[argparse.ArgumentParser]") -> None:
     )
     add_run_arguments(command)
     command.set_defaults(run=_run)
+
+
+def _add_episodes(commands: "_Commands[argparse.ArgumentParser]") -> None:
+    from services.collector.episodes import add_episodes_arguments
+
+    command = _command(
+        commands,
+        "episodes",
+        "List, watch or cancel the episodes of an environment server.",
+        "For what was sent with `Prefer: respond-async`, or goes on after a run was left.",
+    )
+    add_episodes_arguments(command)
+    command.set_defaults(run=_episodes)
 
 
 def _add_demo(commands: "_Commands[argparse.ArgumentParser]") -> None:
@@ -171,11 +173,34 @@ def _add_looking(commands: "_Commands[argparse.ArgumentParser]") -> None:
     schema.set_defaults(run=_schema)
 
 
+def _add_selfcheck(commands: "_Commands[argparse.ArgumentParser]") -> None:
+    command = _command(
+        commands,
+        "selfcheck",
+        "Check that a sandbox provider keeps its contract on this machine.",
+        "PROVIDER is a configured sandbox, or a provider such as `local` or `docker` with its defaults. Makes and\n"
+        "removes sandboxes of its own only. Exit status 1 when a check failed.",
+    )
+    command.add_argument("provider", metavar="PROVIDER", help="what to check")
+    command.add_argument("--repeat", type=int, default=1, metavar="N", help="run all checks N times (default: 1)")
+    command.add_argument("--image", help="image of the sandboxes; it needs a POSIX shell and coreutils")
+    command.add_argument("--only", default="", metavar="TEXT", help="only checks with this text in their name")
+    command.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of the provider, such as isolation=none",
+    )
+    command.set_defaults(run=_selfcheck)
+
+
 def _loaded(arguments: argparse.Namespace) -> LoadedSettings:
     """The configuration, with every plug-in's options checked."""
     from services.describe import check_plugins
+    from services.launcher.arguments import settings_of
 
-    return load_settings(arguments.config, check=check_plugins)
+    return load_settings(arguments.config, options=settings_of(arguments), check=check_plugins)
 
 
 def _up(arguments: argparse.Namespace) -> int:
@@ -185,34 +210,37 @@ def _up(arguments: argparse.Namespace) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    from services.launcher.mesh import application
-    from shared.http.serve import listen, serve
-    from shared.telemetry import configure_logging
+    from services.launcher.arguments import settings_of
+    from services.launcher.workers import serve_service
 
-    loaded = load_settings(arguments.config)
-    settings = loaded.settings
-    configure_logging(arguments.service, settings.serving.log_level)
-    app = application(arguments.service, loaded)
-    configured: ServiceSettings = getattr(settings.services, arguments.service)
-    port = configured.port if arguments.port is None else arguments.port
-    return serve(app, sockets=[listen(arguments.host, port, settings)], settings=settings)
+    loaded = load_settings(arguments.config, options=settings_of(arguments))
+    return serve_service(arguments.service, loaded, arguments.host, arguments.port)
 
 
 def _run(arguments: argparse.Namespace) -> int:
     from services.collector.arguments import options_of
     from services.collector.options import RunError, check_options
+    from services.collector.reading import url_of_run
     from services.collector.run import run
 
     options = options_of(arguments)
-    if arguments.url is not None:
-        return run(options, arguments.url)
     try:
         check_options(options)
+        url = arguments.url or url_of_run(options)
     except RunError as error:
         print(error, file=sys.stderr)
         return error.status
+    if url is not None:
+        return run(options, url)
     with _own_mesh(arguments) as mesh:
-        return run(options, mesh.environment_url, _client_token(mesh.loaded))
+        return run(replace(options, own_services=True), mesh.environment_url, _client_token(mesh.loaded))
+
+
+def _episodes(arguments: argparse.Namespace) -> int:
+    from services.collector.episodes import episodes
+
+    loaded = load_settings(arguments.config)
+    return episodes(arguments, arguments.url or loaded.settings.services.url_of("environment"), _client_token(loaded))
 
 
 def _demo(arguments: argparse.Namespace) -> int:
@@ -239,7 +267,7 @@ def _own_mesh(arguments: argparse.Namespace) -> Iterator["EmbeddedMesh"]:
     began = time.monotonic()
     print("Starting the four services …", file=sys.stderr)
     try:
-        with embedded_mesh(loaded, log_path=log_path) as mesh:
+        with embedded_mesh(loaded, log_path=log_path, progress=lambda told: print(told, file=sys.stderr)) as mesh:
             services = mesh.loaded.settings.services
             print(f"Ready after {time.monotonic() - began:.1f} s; their log is {log_path}.", file=sys.stderr)
             for name in SERVICE_NAMES:
@@ -253,6 +281,23 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from services.doctor import examine
 
     return examine(lambda: _loaded(arguments), print)
+
+
+def _selfcheck(arguments: argparse.Namespace) -> int:
+    from shared.sandbox.selfcheck.report import selfcheck
+    from shared.sandbox.selfcheck.run import Subject
+
+    if wrong := [option for option in arguments.option if "=" not in option]:
+        print(f"--option takes NAME=VALUE, not '{wrong[0]}'.", file=sys.stderr)
+        return USAGE_ERROR
+    loaded = _loaded(arguments)
+    more = dict(option.split("=", 1) for option in arguments.option)
+    try:
+        subject = Subject.of(arguments.provider, loaded.settings, more, arguments.image)
+    except (LookupError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return USAGE_ERROR
+    return selfcheck(subject, repeat=arguments.repeat, only=arguments.only)
 
 
 def _config(arguments: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from shared.engine_models import engine_problems, pointed_at_engines
 from shared.errors import ConfigurationError, ConfigurationProblem, unknown_name
 from shared.settings import SERVICE_NAMES, EnvironmentSettings, LoadedSettings, Settings
 
@@ -23,12 +24,14 @@ def load_settings(
     paths: Sequence[Path],
     environ: Mapping[str, str] = os.environ,
     *,
+    options: Mapping[str, dict[str, Any]] | None = None,
     check: Callable[[LoadedSettings], Sequence[ConfigurationProblem]] = lambda _: (),
 ) -> LoadedSettings:
     """Read the configuration.
 
     Its files are `paths`, else those of `PADDOCK_CONFIG` (parted by `:`), else `./paddock.yaml`, else the
-    embedded default. What `check` finds is told together with the rest.
+    embedded default. Over all of them lie `options`: of the command line, each with the values that it sets.
+    What `check` finds is told together with the rest.
 
     Raises:
         ConfigurationError: with everything that is wrong.
@@ -37,14 +40,16 @@ def load_settings(
     if not chosen and Path("paddock.yaml").is_file():
         chosen = [Path("paddock.yaml")]
     layers = [_read_file(path) for path in chosen] or [(EMBEDDED, _read_embedded())]
-    layers += _environment_layers(environ)
+    layers += [*_environment_layers(environ), *(options or {}).items()]
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for source, layer in layers:
         _merge(values, layer, source, sources, "")
     _bind_only_agent(values)
     loaded = LoadedSettings(_validated(values, sources), sources)
-    if problems := [*_cross_problems(loaded), *check(loaded)]:
+    problems = [*_cross_problems(loaded), *_worker_problems(loaded), *engine_problems(loaded)]
+    loaded = pointed_at_engines(loaded)
+    if problems := [*problems, *check(loaded)]:
         raise ConfigurationError(problems)
     return loaded
 
@@ -83,7 +88,7 @@ def _environment_layers(environ: Mapping[str, str]) -> list[tuple[str, dict[str,
         variable = f"PADDOCK_{name.upper()}_URL"
         if environ.get(variable):
             layers.append((variable, {"services": {name: {"url": environ[variable]}}}))
-    layers += _token_file_layer(environ)
+    layers += _secret_file_layers(environ)
     for variable, keys in (
         ("PADDOCK_STORE_URL", ("store", "url")),
         ("PADDOCK_MESH_TOKEN", ("security", "mesh_token")),
@@ -103,26 +108,34 @@ def _environment_layers(environ: Mapping[str, str]) -> list[tuple[str, dict[str,
         }
         if environ.get("PADDOCK_MODEL_API_KEY"):
             policy["api_key_env"] = "PADDOCK_MODEL_API_KEY"
+        elif environ.get("PADDOCK_MODEL_API_KEY_FILE"):
+            policy["api_key_file"] = environ["PADDOCK_MODEL_API_KEY_FILE"]
         layers.append(("PADDOCK_MODEL_BASE_URL", {"models": {"policy": _Replace(policy)}}))
     return layers
 
 
-def _token_file_layer(environ: Mapping[str, str]) -> list[tuple[str, dict[str, Any]]]:
-    """The mesh token from a file, so that it need not stand in a container's environment."""
-    variable = "PADDOCK_MESH_TOKEN_FILE"
-    path = environ.get(variable)
-    if not path:
-        return []
+def _secret_file_layers(environ: Mapping[str, str]) -> list[tuple[str, dict[str, Any]]]:
+    """Secrets from files, so that they need not stand in a container's environment."""
+    layers = []
+    for variable, keys in (
+        ("PADDOCK_STORE_URL_FILE", ("store", "url")),
+        ("PADDOCK_MESH_TOKEN_FILE", ("security", "mesh_token")),
+        ("PADDOCK_CLIENT_TOKEN_FILE", ("security", "client_token")),
+    ):
+        if environ.get(variable):
+            layers.append((variable, _nested(keys, _read_secret(variable, ".".join(keys), environ[variable]))))
+    return layers
+
+
+def _read_secret(variable: str, key: str, path: str) -> str:
     try:
-        token = Path(path).read_text(encoding="ascii").strip()
+        secret = Path(path).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not ASCII text"
-        raise ConfigurationError(
-            [ConfigurationProblem(variable, "security.mesh_token", f"{path} cannot be read: {why}.")]
-        ) from error
-    if not token:
-        raise ConfigurationError([ConfigurationProblem(variable, "security.mesh_token", f"{path} is empty.")])
-    return [(variable, _nested(("security", "mesh_token"), token))]
+        raise ConfigurationError([ConfigurationProblem(variable, key, f"{path} cannot be read: {why}.")]) from error
+    if not secret:
+        raise ConfigurationError([ConfigurationProblem(variable, key, f"{path} is empty.")])
+    return secret
 
 
 class _Replace(dict[str, Any]):
@@ -234,3 +247,16 @@ def _budget_problems(loaded: LoadedSettings, key: str, environment: EnvironmentS
             )
         )
     return problems
+
+
+def _worker_problems(loaded: LoadedSettings) -> list[ConfigurationProblem]:
+    workers, store = loaded.settings.serving.workers, loaded.settings.store.url
+    if workers == 1 or not store.startswith("memory:"):
+        return []
+    key = "serving.workers"
+    message = f"{workers} workers need a store that they share, and `{store}` lies in one process: set store.url"
+    return [
+        ConfigurationProblem(
+            loaded.source_of(key), key, f"{message} (PADDOCK_STORE_URL) to a Redis, as in redis://127.0.0.1:6379/0."
+        )
+    ]

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from shared.contracts.episode import Action
+from shared.engines import EngineSettings
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 ServiceName = Literal["environment", "agent", "model_proxy", "resources"]
@@ -103,7 +104,9 @@ class ServingSettings(_Section):
     drain_lead_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 2.0
     """After TERM `readyz` says 503 and the service goes on serving this long, so that a balancer notices."""
     stop_grace_s: Seconds = 10.0
-    """After the lead: how long open requests may take to end."""
+    """After the lead: how long the process may take to end; open requests are cut after half of it."""
+    workers: Annotated[int, Field(gt=0, le=256)] = 1
+    """Processes per service, which share its port; more than one need a store that they share, too."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe log lines that are written."""
 
@@ -121,6 +124,13 @@ class ModelSettings(_PluginEntry):
     """What the upstream can do, where it differs from the defaults."""
     heartbeat_s: Seconds = 15.0
     """A streaming caller gets a sign of life after this much silence of the upstream."""
+
+
+class SandboxSettings(_PluginEntry):
+    provider: str
+    """The sandbox provider plug-in."""
+    allow_unisolated: bool = False
+    """Where the provider does not isolate: use it although keys or hidden tests could be read from inside."""
 
 
 class AgentSettings(_PluginEntry):
@@ -201,9 +211,12 @@ class Settings(_Section):
     security: SecuritySettings = SecuritySettings()
     serving: ServingSettings = ServingSettings()
     models: dict[str, ModelSettings] = {}
+    sandboxes: dict[str, SandboxSettings] = {}
     agents: dict[str, AgentSettings] = {}
     resources: dict[str, ResourcesSettings] = {}
     environments: dict[str, EnvironmentSettings] = {}
+    engines: dict[str, EngineSettings] = {}
+    """Model engines that the launcher starts with the mesh."""
     state_dir: Path = Path(".paddock")
     """Folder for what a service keeps on disk."""
     result_ttl_s: Seconds = 86_400.0

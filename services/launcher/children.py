@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from services.launcher.fork import READY, Child, fork_child
+from services.launcher.fork import READY, Child, fork_child, told_end
 from services.launcher.signals import SignalInbox
 
 OnDeath = Literal["end", "restart"]
@@ -55,18 +55,9 @@ class _Running:
 
     def obituary(self, wait_status: int) -> str:
         """Who ended, how, and the reason that it gave."""
-        code = os.waitstatus_to_exitcode(wait_status)
-        how = f"ended with exit status {code}" if code >= 0 else f"was ended by {_name_of_signal(-code)}"
         when = "" if self.ready else " before it was ready"
         reason = self.said.decode(errors="replace").rstrip(".")
-        return f"{self.child.name} (pid {self.pid}) {how}{when}" + (f": {reason}." if reason else ".")
-
-
-def _name_of_signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"
+        return f"{self.child.name} (pid {self.pid}) {told_end(wait_status)}{when}" + (f": {reason}." if reason else ".")
 
 
 class Supervisor:
@@ -75,6 +66,8 @@ class Supervisor:
     `say` gets one sentence per event. `on_death` decides about a child that ends after all were ready:
     end the mesh, or start the child again, three times within 60 s. `after_fork` runs with the child's name
     between its fork and its registration. `lifeline_fd` becomes readable when whoever wants the mesh is gone.
+    `stop_times_s` holds for each stop stage when its time is over, counted from the beginning of the stop; at
+    the last of them everything that is left is killed.
     """
 
     def __init__(
@@ -86,7 +79,7 @@ class Supervisor:
         on_ready: Callable[[], None],
         on_death: OnDeath,
         start_timeout_s: float = 60.0,
-        kill_after_s: float = KILL_AFTER_S,
+        stop_times_s: Sequence[float] = (KILL_AFTER_S,),
         lifeline_fd: int | None = None,
         after_fork: Callable[[str], None] = lambda name: None,
     ) -> None:
@@ -96,10 +89,11 @@ class Supervisor:
         self._on_ready = on_ready
         self._on_death = on_death
         self._start_timeout_s = start_timeout_s
-        self._kill_after_s = kill_after_s
+        self._stop_times_s = tuple(stop_times_s)
         self._lifeline_fd = lifeline_fd
         self._after_fork = after_fork
         self._running: dict[int, _Running] = {}
+        self._later = sorted(children, key=lambda child: child.start_stage)
         self._due: list[tuple[float, Child]] = []
         self._deaths: dict[str, deque[float]] = {child.name: deque() for child in children}
         self._all_were_ready = False
@@ -110,9 +104,9 @@ class Supervisor:
 
         Returns the exit status: 128 + the stop signal's number, or 1 when a child's death ended the mesh.
         """
-        self._due = [(0.0, child) for child in self._children]
         try:
             while (status := self._status) is None:
+                self._open_next_stage()
                 self._start_what_is_due()
                 reports = [one.report_fd for one in self._running.values() if one.report_open and not one.ready]
                 lifeline = [] if self._lifeline_fd is None else [self._lifeline_fd]
@@ -123,6 +117,13 @@ class Supervisor:
             self._stop()
         return status
 
+    def _open_next_stage(self) -> None:
+        """The next ones are due when all before them are ready."""
+        if self._later and not self._due and all(one.ready for one in self._running.values()):
+            stage = self._later[0].start_stage
+            self._due = [(0.0, child) for child in self._later if child.start_stage == stage]
+            self._later = [child for child in self._later if child.start_stage > stage]
+
     def _start_what_is_due(self) -> None:
         for due in [due for due in self._due if due[0] <= time.monotonic()]:
             if self._noticed_stop():
@@ -132,11 +133,14 @@ class Supervisor:
 
     def _start(self, child: Child) -> None:
         def register(pid: int, report_fd: int) -> None:
-            ready_by = time.monotonic() + self._start_timeout_s
+            ready_by = time.monotonic() + self._time_to_start_s(child)
             self._running[pid] = _Running(child, pid, report_fd, ready_by)
 
-        strange = [listener for other in self._children if other is not child for listener in other.listeners]
+        strange = [one for other in self._children for one in other.listeners if one not in child.listeners]
         fork_child(child, strange, register, lambda: self._after_fork(child.name))
+
+    def _time_to_start_s(self, child: Child) -> float:
+        return self._start_timeout_s if child.start_timeout_s is None else child.start_timeout_s
 
     def _next_deadline(self) -> float:
         deadlines = [at for at, _ in self._due] + [one.ready_by for one in self._running.values() if not one.ready]
@@ -198,7 +202,7 @@ class Supervisor:
 
     def _give_up_on(self, one: _Running) -> None:
         """It was not ready in time: its end by KILL is then a death like any other."""
-        one.said += f"not ready within {self._start_timeout_s:g} s.".encode()
+        one.said += f"not ready within {self._time_to_start_s(one.child):g} s.".encode()
         one.ready_by = math.inf
         one.kill()
 
@@ -218,25 +222,28 @@ class Supervisor:
         return ended
 
     def _stop(self) -> None:
-        """One TERM to every child, KILL after the grace. Further stop signals change nothing here."""
+        """One TERM to every child, stage by stage; KILL at the end. Further stop signals change nothing here."""
         for child in self._children:
             for listener in child.listeners:
                 listener.close()
+        began = time.monotonic()
+        for stage, over_s in enumerate(self._stop_times_s):
+            for one in self._running.values():
+                if one.child.stop_stage == stage:
+                    os.kill(one.pid, signal.SIGTERM)
+            self._outwait(began + over_s, stage)
+        kill_after_s = self._stop_times_s[-1]
         for one in self._running.values():
-            os.kill(one.pid, signal.SIGTERM)
-        self._outwait(self._kill_after_s)
-        for one in self._running.values():
-            self._say(f"{one.child.name} (pid {one.pid}) did not end within {self._kill_after_s:g} s and is killed.")
+            self._say(f"{one.child.name} (pid {one.pid}) did not end within {kill_after_s:g} s and is killed.")
             one.kill()
-        self._outwait(REAP_S)
+        self._outwait(time.monotonic() + REAP_S, len(self._stop_times_s))
         for one in self._running.values():
             self._say(f"{one.child.name} (pid {one.pid}) could not be ended; the kernel holds it.")
 
-    def _outwait(self, timeout_s: float) -> None:
-        """Reap until no child is left or `timeout_s` has passed."""
-        deadline = time.monotonic() + timeout_s
+    def _outwait(self, deadline: float, stage: int) -> None:
+        """Reap until no child up to this stop stage is left, or the deadline has passed."""
         self._reap()
-        while self._running and time.monotonic() < deadline:
+        while any(one.child.stop_stage <= stage for one in self._running.values()) and time.monotonic() < deadline:
             self._wait(deadline)
             self._reap()
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -24,14 +24,16 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from services.launcher.children import KILL_AFTER_S, REAP_S
-from services.launcher.mesh import MARGIN_S, run_mesh, with_urls
+from services.launcher.children import REAP_S
+from services.launcher.engines import longest_start_s
+from services.launcher.mesh import run_mesh, with_urls
+from services.launcher.stopping import stop_plan
 from shared.errors import ConfigurationError
 from shared.settings import SERVICE_NAMES, LoadedSettings, ServicesSettings
 
-STOP_S = KILL_AFTER_S + 2 * REAP_S
 _INTERPRETER_S = 10.0  # for the launcher's own start, on top of the services'
 _READ_BYTES = 65536
+_DRAIN_KEYS = {"serving.drain_lead_s", "serving.stop_grace_s"}
 
 
 class EmbeddedMeshError(Exception):
@@ -51,17 +53,24 @@ class EmbeddedMesh:
 
 @contextlib.contextmanager
 def embedded_mesh(
-    loaded: LoadedSettings, *, start_timeout_s: float = 60.0, log_path: Path | None = None
+    loaded: LoadedSettings,
+    *,
+    start_timeout_s: float = 60.0,
+    log_path: Path | None = None,
+    progress: Callable[[str], None] = lambda sentence: None,
 ) -> Iterator[EmbeddedMesh]:
-    """Run the four services on free loopback ports.
+    """Run the four services on free loopback ports, and the model engines where some are configured.
 
-    The services log to `log_path`, else to standard error. All processes are gone afterwards, also after an
-    exception or Ctrl-C. A mesh that ends by itself interrupts the block like a Ctrl-C would (main thread only).
+    The services log to `log_path`, else to standard error; `progress` gets sentences about the start of engines.
+    All processes are gone afterwards, also after an exception or Ctrl-C. A mesh that ends by itself interrupts
+    the block like a Ctrl-C would (main thread only).
 
     Raises:
-        EmbeddedMeshError: it was not ready within `start_timeout_s`, a service failed, or it ended early.
+        EmbeddedMeshError: it was not ready within `start_timeout_s` and the engines' own time, a service or an
+            engine failed, or it ended early.
     """
     private = _private(loaded)
+    ready_s = start_timeout_s + _INTERPRETER_S + longest_start_s(private.settings)
     ours, theirs = socket.socketpair()
     with ours, _log_file(log_path) as log_fd:
         with theirs:
@@ -75,11 +84,11 @@ def embedded_mesh(
             )
         try:
             _send(launcher, private, start_timeout_s)
-            mesh = EmbeddedMesh(with_urls(private, _await_ready(ours, start_timeout_s + _INTERPRETER_S)))
+            mesh = EmbeddedMesh(with_urls(private, _await_ready(ours, ready_s, progress)))
             with _Watch(ours):
                 yield mesh
         finally:
-            _stop(launcher)
+            _stop(launcher, stop_plan(private).times_s[-1] + 2 * REAP_S)
 
 
 class _Watch:
@@ -121,14 +130,17 @@ class _Watch:
 
 
 def _private(loaded: LoadedSettings) -> LoadedSettings:
-    """The configuration on free loopback ports, with a token even where none is configured."""
+    """The configuration on free loopback ports, with a token even where none is configured.
+
+    Its drain is the shortest: there is no balancer, and its only client is done with it.
+    """
     on_free_ports = with_urls(loaded, {name: "http://127.0.0.1:0" for name in SERVICE_NAMES})
     security = loaded.settings.security
-    serving = loaded.settings.serving.model_copy(update={"drain_lead_s": 0.0, "stop_grace_s": KILL_AFTER_S - MARGIN_S})
     if security.mesh_token is None:
         security = security.model_copy(update={"mesh_token": SecretStr(secrets.token_urlsafe(32))})
-    settings = on_free_ports.settings.model_copy(update={"security": security, "serving": serving})
-    return LoadedSettings(settings, dict(loaded.sources))
+    settings = on_free_ports.settings.model_copy(update={"security": security})
+    kept = {key: source for key, source in loaded.sources.items() if key not in _DRAIN_KEYS}
+    return LoadedSettings(settings, kept)
 
 
 @contextlib.contextmanager
@@ -148,31 +160,36 @@ def _send(launcher: subprocess.Popen[bytes], loaded: LoadedSettings, start_timeo
         launcher.stdin.write(pickle.dumps((loaded, start_timeout_s)))
 
 
-def _await_ready(ours: socket.socket, timeout_s: float) -> dict[Any, str]:
+def _await_ready(ours: socket.socket, timeout_s: float, progress: Callable[[str], None]) -> dict[Any, str]:
     """The services' URLs, once they are ready."""
     deadline = time.monotonic() + timeout_s
-    told = b""
+    reasons: list[str] = []
+    rest = b""
     while True:
         ours.settimeout(max(0.01, deadline - time.monotonic()))
         try:
             data = ours.recv(_READ_BYTES)
         except TimeoutError as error:
             raise EmbeddedMeshError(f"The mesh was not ready within {timeout_s:g} s.") from error
-        told += data
-        messages = [json.loads(line) for line in told.split(b"\n")[:-1]]
-        for message in messages:
+        *lines, rest = (rest + data).split(b"\n")
+        for message in map(json.loads, lines):
             if "urls" in message:
                 return dict(message["urls"])
+            if "progress" in message:
+                progress(message["progress"])
+            else:
+                reasons.append(message["reason"])
         if not data:
-            reasons = " ".join(message["reason"] for message in messages)
-            raise EmbeddedMeshError(f"The mesh did not start. {reasons or 'Its launcher ended without a word.'}")
+            raise EmbeddedMeshError(
+                f"The mesh did not start. {' '.join(reasons) or 'Its launcher ended without a word.'}"
+            )
 
 
-def _stop(launcher: subprocess.Popen[bytes]) -> None:
+def _stop(launcher: subprocess.Popen[bytes], timeout_s: float) -> None:
     try:
         launcher.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            launcher.wait(STOP_S)
+            launcher.wait(timeout_s)
     finally:
         launcher.kill()  # no-op when it has ended; otherwise the services end with it
         launcher.wait()
@@ -181,6 +198,7 @@ def _stop(launcher: subprocess.Popen[bytes]) -> None:
 def _launch(channel_fd: int) -> int:
     """The launcher's side."""
     loaded, start_timeout_s = pickle.load(sys.stdin.buffer)
+    os.set_inheritable(channel_fd, False)  # its end must mean the end of the launcher, whatever an engine leaves behind
     ready = False
 
     def tell(message: dict[str, Any]) -> None:
@@ -203,6 +221,7 @@ def _launch(channel_fd: int) -> int:
             loaded,
             on_death="restart",
             announce=say,
+            progress=lambda sentence: tell({"progress": sentence}),
             on_ready=on_ready,
             lifeline_fd=channel_fd,
             start_timeout_s=start_timeout_s,

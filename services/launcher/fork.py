@@ -21,6 +21,7 @@ from services.launcher.signals import STOP_SIGNALS
 READY = b"\x06"
 REASON_LIMIT = 2000
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)  # loaded once, before any fork
 
 
@@ -35,6 +36,14 @@ class Child:
     listeners: tuple[socket.socket, ...] = ()
     """Bound sockets that this child serves. The launcher keeps them open over restarts and closes its
     copies when a stop begins."""
+    start_stage: int = 0
+    """It is started once everything of the stages before is ready."""
+    start_timeout_s: float | None = None
+    """How long it may take to be ready, where that differs from the others."""
+    stop_stage: int = 0
+    """It is asked to stop once everything of the stages before has ended, or the time of those is over."""
+    own_session: bool = True
+    """Whether it leaves its parent's session and process group."""
 
 
 def fork_child(
@@ -64,11 +73,22 @@ def fork_child(
         os.close(write_fd)
 
 
+def told_end(wait_status: int) -> str:
+    """How a process ended, as in `ended with exit status 0` or `was ended by SIGKILL`."""
+    code = os.waitstatus_to_exitcode(wait_status)
+    if code >= 0:
+        return f"ended with exit status {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:  # a real-time signal
+        return f"was ended by signal {-code}"
+
+
 def _live(child: Child, launcher: int, report_fd: int, strange: Iterable[socket.socket]) -> NoReturn:
     """The whole life of the child; nothing returns or raises into the launcher's code from here."""
     status = 1
     try:
-        _leave_the_launcher(launcher, strange)
+        _leave_the_launcher(launcher, strange, own_session=child.own_session)
         status = child.run(lambda: _report(report_fd, READY))
     except SystemExit as leave:
         status = leave.code if isinstance(leave.code, int) else int(leave.code is not None)
@@ -82,13 +102,25 @@ def _live(child: Child, launcher: int, report_fd: int, strange: Iterable[socket.
         os._exit(status if 0 <= status <= 255 else 1)
 
 
-def _leave_the_launcher(launcher: int, strange: Iterable[socket.socket]) -> None:
-    """End with the launcher, leave its terminal, drop its handlers and sockets; then let signals in."""
+def signal_when_parent_ends(number: signal.Signals) -> None:
+    """Have the kernel send `number` to this process when its parent ends; outlives an `exec`."""
     if sys.platform == "linux":
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _LIBC.prctl(_PR_SET_PDEATHSIG, number)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of all that descend from this process when their own parents end."""
+    if sys.platform == "linux":
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _leave_the_launcher(launcher: int, strange: Iterable[socket.socket], *, own_session: bool) -> None:
+    """End with the launcher, leave its terminal, drop its handlers and sockets; then let signals in."""
+    signal_when_parent_ends(signal.SIGKILL)
     if os.getppid() != launcher:
         os._exit(1)  # it died before the line above
-    os.setsid()
+    if own_session:
+        os.setsid()
     signal.set_wakeup_fd(-1)
     for number in (*STOP_SIGNALS, signal.SIGCHLD):
         if number in (signal.SIGINT, signal.SIGHUP):

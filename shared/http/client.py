@@ -29,6 +29,7 @@ PATIENCE_S: Final = 0.5
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 1.0
 _BALANCER_STATUSES: Final = frozenset({502, 503, 504})
+_BALANCER_HAS_NO_SERVER: Final = (503, FailureKind.TRANSPORT_UNREACHABLE)
 _COME_AGAIN: Final = frozenset({FailureKind.SHUTDOWN, FailureKind.PERSISTENCE_FAILED})
 """A replica that stops, or whose store is away: the request was not begun, and will be served soon."""
 _LOCAL_ERRNOS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
@@ -110,7 +111,7 @@ class HttpClient:
                 patience = patience or Deadline.after(self._patience_s)
                 comes_again = replayable and error.kind in _COME_AGAIN
                 left = deadline if comes_again else patience
-                if not _may_repeat(error, replayable) or min(left.left_s, deadline.left_s) <= pause_s:
+                if not _may_repeat(error, replayable, service) or min(left.left_s, deadline.left_s) <= pause_s:
                     raise
             await asyncio.sleep(pause_s)
             pause_s = min(4 * pause_s, LONGEST_PAUSE_S)
@@ -159,11 +160,17 @@ class HttpClient:
             raise TransportError(told, kind=kind, service=service, sent=error.connected) from error
 
 
-def _may_repeat(error: PaddockError, replayable: bool) -> bool:
+def _may_repeat(error: PaddockError, replayable: bool, service: str) -> bool:
     """Whether the request may reach a server that serves it when it is sent again."""
     if isinstance(error, TransportError):
         return (replayable or not error.sent) and error.kind is not FailureKind.TRANSPORT_TIMEOUT
-    if not isinstance(error, ServiceError) or not replayable:
+    if not isinstance(error, ServiceError):
+        return False
+    if error.origin is not None and error.origin.service != service:
+        return False  # the peer tells how its own call of another service ended, and will tell the same again
+    if error.in_mesh_form and (error.status, error.kind) == _BALANCER_HAS_NO_SERVER:
+        return True  # our balancer's word, and no service's: nothing was sent to any
+    if not replayable:
         return False
     # What does not have our form is a balancer's word: it has no server, or has just lost it.
     return error.kind in _COME_AGAIN if error.in_mesh_form else error.status in _BALANCER_STATUSES

@@ -3,4 +3,3 @@
 KEY = "X-Paddock-Key"
 DEADLINE = "X-Paddock-Deadline"
 ON_DISCONNECT = "X-Paddock-On-Disconnect"
-TRACEPARENT = "traceparent"

@@ -10,7 +10,6 @@ either kind reads it:
 Errors of a model's upstream do not take this form: they are passed on as they came.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -28,6 +27,7 @@ from shared.errors import (
     ServiceError,
     terminal_by_status,
 )
+from shared.redaction import redact as redact
 
 JSON_TYPE = "application/json"
 
@@ -43,8 +43,6 @@ _KIND_BY_STATUS = {
     429: FailureKind.OVERLOADED,
     503: FailureKind.TRANSPORT_UNREACHABLE,
 }
-_USER_INFO = re.compile(r"(://)[^/@\s]+@")
-_CREDENTIAL = re.compile(r"(?i)\b(?:sk-|pdk1\.|bearer\s+)[A-Za-z0-9._~+/-]{6,}=*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +141,6 @@ def bad_row(error: ValidationError, prefix: Sequence[str | int] = ()) -> BadRowE
 def excerpt(body: bytes) -> str:
     """The beginning of a foreign body as text, without credentials."""
     return redact(body[: 4 * EXCERPT_MAX_CHARS].decode("utf-8", "replace"))[:EXCERPT_MAX_CHARS]
-
-
-def redact(text: str) -> str:
-    """The text with everything that looks like a credential taken out."""
-    return _USER_INFO.sub(r"\1", _CREDENTIAL.sub("[credential]", text))
 
 
 def retry_after_s(value: str | None) -> float | None:

@@ -1,14 +1,12 @@
-"""How every service meets the wire: one FastAPI application, one pure ASGI edge, the common routes.
+"""How every service meets the wire: one FastAPI application behind the edge, and the common routes.
 
-The edge does once what all routes need: who may call, how large a body may be, the episode's key and
-trace, metrics, and errors in the mesh's shape. Routes read raw bytes once and return bytes.
+The edge (`shared/http/edge.py`) does once what all routes need. Routes read raw bytes once and return bytes.
 """
 
 import asyncio
 import hmac
-import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -16,36 +14,28 @@ from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from prometheus_client import CONTENT_TYPE_LATEST, Counter, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-from shared.contracts.failure import FailureKind
-from shared.errors import (
-    BadRowError,
-    DrainingError,
-    FieldProblem,
-    NotFoundError,
-    PaddockError,
-    TooLargeError,
-    UnauthorizedError,
-)
-from shared.http import headers as names
+from shared.errors import BadRowError, DrainingError, FieldProblem, NotFoundError, PaddockError, UnauthorizedError
 from shared.http.bare_route import BareRoute, Endpoint
 from shared.http.client import HttpClient
+from shared.http.edge import Authorize, Edge, as_paddock_error
 from shared.http.problems import JSON_TYPE, bad_row, render
+from shared.http.worker_metrics import exposition
+from shared.metrics import Metrics, Names
+from shared.otel import exporting, exports_spans
+from shared.redaction import hide
 from shared.settings import LoadedSettings, ServiceName, Settings
-from shared.telemetry import Metrics, current_key, current_trace
+from shared.telemetry import log_as
 
-_log = logging.getLogger(__name__)
 _Model = TypeVar("_Model", bound=BaseModel)
 
 PUBLIC_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/version", "/docs", "/openapi.json"})
 RETRY_AFTER_S = 2.0
-
-Authorize = Callable[[Scope, Headers], None]
 
 
 def over_socket(scope: Scope) -> bool:
@@ -56,22 +46,32 @@ def over_socket(scope: Scope) -> bool:
 
 @dataclass(slots=True)
 class Mesh:
-    """What a service holds while it runs: settings, its client for peers, and whether it is draining."""
+    """What a service holds while it runs: settings, its client for peers, and how far its stop has come."""
 
     name: ServiceName
     loaded: LoadedSettings
     client: HttpClient
     metrics: Metrics = field(default_factory=Metrics)
+    leaving: asyncio.Event = field(default_factory=asyncio.Event)
+    """A stop was asked for: `readyz` says 503, and everything else goes on as before."""
     draining: asyncio.Event = field(default_factory=asyncio.Event)
+    """The lead is over: new work is refused, open waits and streams end now."""
     instance: str = field(default_factory=lambda: secrets.token_hex(6))
 
     @property
     def settings(self) -> Settings:
         return self.loaded.settings
 
+    def refuse_when_leaving(self) -> None:
+        if self.leaving.is_set() or self.draining.is_set():
+            raise self.stopping()
+
     def refuse_when_draining(self) -> None:
         if self.draining.is_set():
-            raise DrainingError(f"The {self.name} server is shutting down.", retry_after_s=RETRY_AFTER_S)
+            raise self.stopping()
+
+    def stopping(self) -> DrainingError:
+        return DrainingError(f"The {self.name} server is shutting down.", retry_after_s=RETRY_AFTER_S)
 
 
 def package_version() -> str:
@@ -110,94 +110,8 @@ def require_token(headers: Headers, expected: str | None, previous: str | None =
         raise UnauthorizedError("This request needs the mesh's bearer token in its Authorization header.")
 
 
-class _Edge:
-    """Pure ASGI: authorisation, body limit, context, metrics, errors; calls bare routes by itself."""
-
-    def __init__(self, app: ASGIApp, bare_routes: Sequence[BareRoute], mesh: Mesh, authorize: Authorize) -> None:
-        self._app = app
-        self._bare_routes = bare_routes
-        self._mesh = mesh
-        self._authorize = authorize
-        self._counters: dict[tuple[str, int], Counter] = {}
-        self._max_body_bytes = mesh.settings.serving.max_body_mib * 2**20
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        headers = Headers(scope=scope)
-        current_key.set(headers.get(names.KEY))
-        current_trace.set(headers.get(names.TRACEPARENT))
-        status = 0
-
-        async def counted_send(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            if scope["path"] not in PUBLIC_PATHS or over_socket(scope):
-                self._authorize(scope, headers)
-            route = next((route for route in self._bare_routes if route.serves(scope)), None)
-            app = self._app if route is None else route.app
-            await app(scope, self._limited(headers, receive), counted_send)
-        except Exception as error:
-            if status:
-                raise
-            await _respond(_as_paddock_error(error), scope, receive, counted_send)
-        finally:
-            self._count(getattr(scope.get("route"), "path", "other"), status)
-
-    def _count(self, path: str, status: int) -> None:
-        counter = self._counters.get((path, status))
-        if counter is None:
-            counter = self._counters[path, status] = self._mesh.metrics.requests.labels(path, str(status))
-        counter.inc()
-
-    def _limited(self, headers: Headers, receive: Receive) -> Receive:
-        limit = self._max_body_bytes
-        length = headers.get("content-length", "")
-        if length.isdigit():
-            # The server hands on no more than it announced.
-            if int(length) > limit:
-                raise _too_large(limit)
-            return receive
-        seen = 0
-
-        async def counted_receive() -> Message:
-            nonlocal seen
-            message = await receive()
-            seen += len(message.get("body", b""))
-            if seen > limit:
-                raise _too_large(limit)
-            return message
-
-        return counted_receive
-
-
-def _too_large(limit: int) -> TooLargeError:
-    return TooLargeError(f"The body is larger than {limit // 2**20} MiB.")
-
-
-def _as_paddock_error(error: Exception) -> PaddockError:
-    if isinstance(error, PaddockError):
-        return error
-    if isinstance(error, ValidationError):
-        return bad_row(error)
-    _log.error("unexpected error", exc_info=error)
-    unexpected = PaddockError(f"Unexpected {type(error).__name__}; the service's log has the details.")
-    unexpected.kind = FailureKind.ENVIRONMENT_SERVER_FAILED
-    return unexpected
-
-
-async def _respond(error: PaddockError, scope: Scope, receive: Receive, send: Send) -> None:
-    problem = render(error)
-    await Response(problem.body, problem.status, problem.headers)(scope, receive, send)
-
-
 async def _on_error(_request: Request, error: Exception) -> Response:
-    problem = render(_as_paddock_error(error))
+    problem = render(as_paddock_error(error))
     return Response(problem.body, problem.status, problem.headers)
 
 
@@ -217,6 +131,16 @@ async def _on_request_validation(request: Request, error: Exception) -> Response
     )
 
 
+def _where_needed(authorize: Authorize) -> Authorize:
+    """Public paths are open to all that reach the port; on a Unix socket nothing is."""
+
+    def check(scope: Scope, headers: Headers) -> None:
+        if scope["path"] not in PUBLIC_PATHS or over_socket(scope):
+            authorize(scope, headers)
+
+    return check
+
+
 class Service(FastAPI):
     """A FastAPI application behind the mesh's edge."""
 
@@ -224,7 +148,7 @@ class Service(FastAPI):
         super().__init__(**options)
         self.state.mesh = mesh
         self._bare_routes: list[BareRoute] = []
-        self._edge = _Edge(super().__call__, self._bare_routes, mesh, authorize)
+        self._edge = Edge(super().__call__, self._bare_routes, mesh, _where_needed(authorize))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self
@@ -254,13 +178,28 @@ def create_service(
     """The application of one service; its `state.mesh` is the `Mesh`.
 
     `authorize` decides who may call (the mesh token by default), `ready` raises while a dependency is away.
+
+    Raises:
+        ConfigurationError: spans are to be exported, and cannot be.
     """
-    mesh = Mesh(name, loaded, HttpClient(mesh_token_of(loaded.settings)))
+    exports_spans()
+    settings = loaded.settings
+    security = settings.security
+    for token in (security.mesh_token, security.previous_mesh_token, security.client_token):
+        hide(None if token is None else token.get_secret_value())
+    client = HttpClient(mesh_token_of(settings), patience_s=settings.services.patience_s)
+    mesh = Mesh(name, loaded, client, Metrics(Names.of(settings), name))
+    mesh.metrics.build.labels(name, package_version()).set(1)
 
     @asynccontextmanager
     async def whole_life(_app: FastAPI) -> AsyncIterator[None]:
+        log_as(mesh.instance)
         try:
-            async with lifespan(mesh):
+            async with (
+                exporting(name, mesh.instance, package_version()),
+                mesh.metrics.handed_on(),
+                lifespan(mesh),
+            ):
                 yield
         finally:
             await mesh.client.close()
@@ -295,8 +234,8 @@ def _add_common_routes(app: FastAPI, mesh: Mesh, ready: Ready | None) -> None:
 
     @app.get("/readyz")
     async def readyz() -> dict[str, str]:
-        """Dependencies are reachable and the service is not draining."""
-        mesh.refuse_when_draining()
+        """Dependencies are reachable and no stop was asked for."""
+        mesh.refuse_when_leaving()
         if ready is not None:
             await ready()
         return {
@@ -312,8 +251,9 @@ def _add_common_routes(app: FastAPI, mesh: Mesh, ready: Ready | None) -> None:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        """Prometheus text format."""
-        return Response(generate_latest(mesh.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        """Prometheus text format; with several workers the sum over all of them."""
+        mesh.metrics.flush()
+        return Response(exposition(mesh.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
 async def read_model(request: Request, model: type[_Model]) -> _Model:

@@ -1,9 +1,12 @@
 """Starts the driver and reads what it tells, with a bound on every wait."""
 
+import contextlib
 import json
 import os
+import random
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -35,6 +38,16 @@ def gone(pid: int, bound_s: float = 0.0) -> bool:
         return bool(select.select([handle], [], [], bound_s)[0])
     finally:
         os.close(handle)
+
+
+def free_ports(count: int) -> int:
+    """The first of so many free ports in a row, where the system gives none to clients meanwhile."""
+    while True:
+        first = random.randrange(20_000, 32_000)
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            return first
 
 
 def wait_for_pending(pid: int, number: signal.Signals, bound_s: float = 5.0) -> None:

@@ -111,7 +111,7 @@ def test_clients_of_a_child_that_is_started_again_wait_instead_of_being_refused(
 
 
 def test_a_listener_is_closed_when_its_child_has_stopped_though_others_still_run() -> None:
-    with Launched(Plan(four("stubborn", agent="answers"), kill_after_s=3.0)) as launched:
+    with Launched(Plan(four("stubborn", agent="answers"), stop_times_s=(3.0,))) as launched:
         launched.read_until("ready")
         port = int(launched.named("listening")[0].split()[1])
         os.kill(launched.pid, signal.SIGTERM)

@@ -80,8 +80,9 @@ def test_the_mesh_is_five_small_processes() -> None:
 def test_preloading_starts_no_thread_and_no_event_loop() -> None:
     script = (
         "import asyncio, os, sys\n"
-        "from services.launcher.mesh import preload\n"
-        "preload()\n"
+        "from services.launcher.workers import preload\n"
+        "from shared.settings import SERVICE_NAMES\n"
+        "preload(SERVICE_NAMES)\n"
         "assert asyncio._get_running_loop() is None\n"
         "os.write(1, b'threads %d.\\n' % len(os.listdir('/proc/self/task')))\n"
     )

@@ -40,7 +40,7 @@ def test_children_that_heed_no_stop_request_are_killed_within_five_seconds(numbe
 def test_ctrl_c_in_a_terminal_is_exactly_one_stop_request_for_each_child() -> None:
     terminal, child_side = pty.openpty()
     try:
-        plan = Plan(four("stubborn"), kill_after_s=1.0, terminal=os.ttyname(child_side))
+        plan = Plan(four("stubborn"), stop_times_s=(1.0,), terminal=os.ttyname(child_side))
         with Launched(plan) as launched:
             launched.read_until("ready")
             os.write(terminal, b"\x03")
@@ -69,7 +69,7 @@ def test_a_closed_terminal_stops_the_mesh_like_any_stop_signal() -> None:
 def test_a_child_is_stopped_also_when_the_signal_falls_between_its_start_and_its_registration(
     name: str, number: signal.Signals, status: int
 ) -> None:
-    with Launched(Plan(four("stubborn"), hold=name, kill_after_s=1.0)) as launched:
+    with Launched(Plan(four("stubborn"), hold=name, stop_times_s=(1.0,))) as launched:
         _signal_in_the_window(launched, name, number)
         assert launched.read_to_the_end(5.0) == status
         started = FOUR[: FOUR.index(name) + 1]
@@ -123,7 +123,7 @@ def test_a_signal_during_the_start_stops_what_has_started(number: signal.Signals
 def test_further_signals_during_the_stop_neither_repeat_it_nor_change_the_status(
     number: signal.Signals, status: int
 ) -> None:
-    with Launched(Plan(four("stubborn"), kill_after_s=1.0)) as launched:
+    with Launched(Plan(four("stubborn"), stop_times_s=(1.0,))) as launched:
         launched.read_until("ready")
         os.kill(launched.pid, number)
         launched.read_until("signal")
@@ -190,7 +190,7 @@ def _trial(seed: int) -> None:
     children = four("serve", **{chance.choice(FOUR): chance.choice(["serve", "mute", "has_a_worker"])})
     if number == signal.SIGKILL:
         children = four("serve")  # a worker of a child is not the launcher's to end when it is killed itself
-    with Launched(Plan(children, on_death="restart", kill_after_s=2.0)) as launched:
+    with Launched(Plan(children, on_death="restart", stop_times_s=(2.0,))) as launched:
         launched.read_until("taken")
         time.sleep(chance.uniform(0.0, 0.06))  # the moment is the subject here
         os.kill(launched.pid, number)

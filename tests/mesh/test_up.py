@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import orjson
 import psutil
 import pytest
 
@@ -74,6 +75,27 @@ def test_up_prints_addresses_and_leaves_nothing_after_a_signal_in_the_middle_of_
         assert_no_grade(waiting.result)
         assert "Traceback" not in mesh.told
         assert "did not end within" not in mesh.told, "nothing had to be killed"
+
+
+@pytest.mark.behaviour("LA-4")
+@pytest.mark.parametrize("times", [1, 5])
+def test_an_episode_under_way_is_closed_at_its_peers_before_those_stop(
+    times: int, chat: ChatServer, tmp_path: Path
+) -> None:
+    scene = chat.on("<closed first>", hangs)
+    with up(cwd=tmp_path, environ=model(chat)) as mesh, ThreadPoolExecutor() as pool:
+        waiting = pool.submit(post, mesh, "<closed first>")
+        scene.wait_for_call()
+        for _ in range(times):
+            mesh.running.send(signal.SIGTERM)
+        assert mesh.running.ended(STOP_S) == 143
+        assert_no_grade(waiting.result)
+        logged = [orjson.loads(line) for line in mesh.told.splitlines() if line.startswith("{")]
+        told = {line["message"]: line for line in logged}
+        assert told["agent session closed"]["error"] is None
+        assert told["episode failure"]["failure_kind"] == "shutdown"
+        assert not [message for message in told if message.startswith("cleanup ")], "no peer was missed"
+        assert "did not end within" not in mesh.told
 
 
 def assert_no_grade(answer: Callable[[float], httpx.Response]) -> None:
