@@ -23,7 +23,8 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url",
         default=os.environ.get("PADDOCK_ENVIRONMENT_URL") or None,
-        help="environment server to use (else PADDOCK_ENVIRONMENT_URL, else services of its own for this run)",
+        help="environment server to use, or the balancer before its replicas (else PADDOCK_ENVIRONMENT_URL, else, with"
+        " --resume, the run's own, else services of its own for this run)",
     )
     parser.add_argument(
         "--environment", metavar="NAME", help="environment of the rows that name none; other names are refused"
@@ -42,7 +43,21 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="go on with the run in OUT: rows without a result, terminal failure or third failure",
+        help="go on with the run in OUT: rows without a result, terminal failure or third failure; episodes that still"
+        " run are joined",
+    )
+    parser.add_argument(
+        "--cancel-on-interrupt",
+        action="store_true",
+        help="Ctrl-C cancels the episodes under way (else they go on in the environment, and --resume joins them)",
+    )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=_DEFAULTS.patience_s,
+        metavar="SECONDS",
+        help="how long one row is tried again while the environment, or the way to it, is away"
+        f" (default: {_DEFAULTS.patience_s:g})",
     )
 
 
@@ -55,4 +70,6 @@ def options_of(arguments: argparse.Namespace) -> RunOptions:
         concurrency=arguments.concurrency,
         limit=arguments.limit,
         resume=arguments.resume,
+        patience_s=arguments.patience,
+        cancel_on_stop=arguments.cancel_on_interrupt,
     )

@@ -12,6 +12,13 @@ from shared.contracts.failure import Stage
 FIRST_PAUSE_S: Final = 0.2
 LONGEST_PAUSE_S: Final = 15.0
 LEAST_TRIES: Final = 3
+FIRST_WAIT_S: Final = 5
+LONGEST_WAIT_S: Final = 30
+
+
+def jittered(pause_s: float) -> float:
+    """Many rows meet the same trouble in the same moment; they are not to come back in the same moment, too."""
+    return pause_s * random.uniform(0.75, 1.25)
 
 
 @dataclass(slots=True)
@@ -31,7 +38,7 @@ class Trouble:
         if not self.tries:
             self.since = now
         self.tries += 1
-        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self.tries - 1, 16)) * random.uniform(0.75, 1.25)
+        pause_s = jittered(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self.tries - 1, 16)))
         pause_s = max(pause_s, asked_s or 0.0)
         spent = now - self.since + pause_s > self.patience_s
         return None if spent and (self.tries >= LEAST_TRIES or pause_s > LONGEST_PAUSE_S) else pause_s
@@ -39,11 +46,17 @@ class Trouble:
 
 @dataclass(slots=True)
 class Call:
-    """What is known so far about one episode's calls."""
+    """What is known so far about one episode's calls.
+
+    `wait_s` is how long the next request asks the environment to hold its answer back. It begins short and
+    grows with every answer, so that stages are seen soon and connections stay shorter than a balancer allows.
+    A first wait of 0 asks for what is there already.
+    """
 
     episode: Episode
     away: Trouble
     busy: Trouble
+    wait_s: int = FIRST_WAIT_S
     started: float = field(default_factory=time.monotonic)
     accepted: bool = False
     delivery: Delivery = Delivery.NOT_SENT
@@ -57,3 +70,22 @@ class Call:
     def possibly_delivered(self) -> None:
         if self.delivery is Delivery.NOT_SENT:
             self.delivery = Delivery.POSSIBLY_DELIVERED
+
+    def goes_on(self, stage: Stage | None) -> None:
+        """The environment has the episode."""
+        self.accepted, self.delivery = True, Delivery.DELIVERED
+        self.stage = stage or self.stage
+        self.wait_s = min(LONGEST_WAIT_S, 2 * self.wait_s or FIRST_WAIT_S)
+        self.away.over()
+        if self.stage is not Stage.ADMISSION:
+            self.busy.over()
+
+    def went_wrong(self) -> None:
+        """The next answer is wanted soon: it tells that the trouble is over."""
+        self.wait_s = min(self.wait_s, 1)
+
+    def begin_again(self, episode: Episode) -> None:
+        """Another attempt at the same row, whose busy time goes on."""
+        self.episode = episode
+        self.accepted, self.delivery, self.stage = False, Delivery.NOT_SENT, Stage.ADMISSION
+        self.away.over()

@@ -1,257 +1,244 @@
-"""One episode against the environment server, however long it takes and whatever happens on the way.
+"""One row against the environment server, however long it takes and whatever happens on the way.
 
 An episode is posted with `Prefer: respond-async` and then asked for, so that no connection is held for
-hours. Every request may be repeated: the environment joins or replays an episode by its id. Trouble is
-bounded in time; what the environment answers is bounded by the environment.
+long. Every request may be repeated, on any connection and to any replica: the environment joins or
+replays an episode by its id. Trouble is bounded in time; what the environment answers is bounded by the
+environment.
 """
 
 import asyncio
 import time
-from typing import Any, Final, Self
-from urllib.parse import urlsplit
+from dataclasses import dataclass
+from typing import Final
 
 import httpx
 
-from services.collector.call import Call, Trouble
+from services.collector.call import Call, Trouble, jittered
+from services.collector.connection import Connection, why
 from services.collector.lines import decode, encode
-from services.collector.options import EnvironmentGoneError, RunError, RunOptions
-from services.collector.outcomes import (
-    Episode,
-    Report,
-    Result,
-    failed,
-    of_error,
-    read_answer,
-)
+from services.collector.options import EnvironmentGoneError, RefusedError, RunOptions
+from services.collector.outcomes import Episode, Report, Result, failed, of_error, read_answer
 from services.collector.records import Delivery, FailureRecord, ReportedBy
-from shared.contracts.failure import Failure, FailureKind, Stage
-from shared.errors import ProtocolViolationError, SessionLostError
+from services.collector.standing import Standing
+from shared.contracts.failure import REASON_MAX_CHARS, Failure, FailureKind, Stage
+from shared.errors import ProtocolViolationError, ServiceError, SessionLostError
 from shared.http.problems import read, retry_after_s
-from shared.settings import is_loopback
 
-CONNECT_TIMEOUT_S: Final = 5.0
-# Long: an environment that does not know `Prefer` answers a post only at the end of the episode.
-READ_TIMEOUT_S: Final = 600.0
-WAIT_S: Final = 30
-READY_TRIES: Final = 10
-READY_PAUSE_S: Final = 0.3
+# An environment of another make may not know `Prefer`; it answers a post only at the end of the episode.
+FOREIGN_POST_TIMEOUT_S: Final = 600.0
+# Beyond what the environment was asked to wait; a connection that is silent for longer is dead.
+ANSWER_TIMEOUT_S: Final = 30.0
 LOST_AT_MOST: Final = 3
 # Between two questions after an episode, where the environment does not wait as asked.
 POLL_PAUSE_S: Final = 1.0
-_AWAY = frozenset({502, 503, 504})
+CANCEL_TRIES: Final = 4
+CANCEL_PAUSE_S: Final = 0.3
+CANCEL_TIMEOUT_S: Final = 5.0
+# What a balancer says while its servers are away, and a server that is stopping.
+_AWAY: Final = frozenset({408, 502, 503, 504})
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How an attempt ended; `before` tells that the environment had this outcome before it was asked."""
+
+    answer: Result | FailureRecord
+    before: bool = False
 
 
 class EnvironmentClient:
-    """Calls one environment server; use it as an async context manager."""
+    """Runs the rows of one run. `one_environment` tells that all of them go to the same."""
 
-    def __init__(self, url: str, token: str | None, options: RunOptions) -> None:
-        self._url = url.rstrip("/")
+    def __init__(
+        self, connection: Connection, options: RunOptions, standing: Standing, *, one_environment: bool
+    ) -> None:
+        self._connection = connection
         self._options = options
-        # A proxy from the environment variables leads away from this machine.
-        self._trust_env = not is_loopback(_host(self._url))
-        self._headers = {"authorization": f"Bearer {token}"} if token else {}
-        self._ssl = httpx.create_ssl_context()
-        self._clients: list[httpx.AsyncClient] = []
-        self._free: list[httpx.AsyncClient] = []
+        self._standing = standing
+        self._one_environment = one_environment
+        self.took_one = False
+        """Whether the environment took any episode."""
+        self.stopping = False
+        """Nothing may be posted any more; episodes that the environment has are still asked for."""
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        for client in self._clients:
-            await client.aclose()
-
-    async def _request(self, method: str, path: str, **more: Any) -> httpx.Response:
-        """One request. A client per connection: one client's pool looks at all of its connections each time."""
-        client = self._free.pop() if self._free else self._another()
-        try:
-            return await client.request(method, self._url + path, **more)
-        finally:
-            self._free.append(client)
-
-    def _another(self) -> httpx.AsyncClient:
-        client = httpx.AsyncClient(
-            headers=self._headers,
-            timeout=httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
-            trust_env=self._trust_env,
-            verify=self._ssl,
-        )
-        self._clients.append(client)
-        return client
-
-    async def check_ready(self) -> None:
-        """See that an environment server answers and is ready.
-
-        Raises:
-            RunError: nothing answers, something else does, or it is not ready.
-        """
-        if (problem := await self._not_ready_for_a_while()) is not None:
-            raise RunError(problem)
-
-    async def _not_ready_for_a_while(self) -> str | None:
-        problem = await self._not_ready()
-        for _ in range(READY_TRIES - 1):
-            if problem is None:
-                break
-            await asyncio.sleep(READY_PAUSE_S)
-            problem = await self._not_ready()
-        return problem
-
-    async def _not_ready(self) -> str | None:
-        try:
-            reply = await self._request("GET", "/readyz", timeout=CONNECT_TIMEOUT_S)
-        except httpx.RequestError as error:
-            return (
-                f"Nothing answers at {self._url} ({_why(error)}). Start the mesh with `paddock up`, or name another"
-                " address with --url."
-            )
-        if reply.status_code == 200:
-            return self._other_service(reply)
-        problem = read(reply.status_code, dict(reply.headers), reply.content, service=f"{self._url}/readyz")
-        if reply.status_code in {404, 405}:
-            return f"What answers at {self._url} is no environment server: {problem.message}"
-        return f"The environment server is not ready. {problem.message}"
-
-    def _other_service(self, reply: httpx.Response) -> str | None:
-        """The sentence for a service of the mesh that takes no rows; None for an environment server."""
-        try:
-            service = reply.json().get("service", "environment")
-        except (ValueError, AttributeError):
-            return f"What answers at {self._url} is no environment server."
-        if service == "environment":
-            return None
-        return f"What answers at {self._url} is the {service} service; rows go to the environment server."
-
-    async def attempt(self, episode: Episode) -> Result | FailureRecord:
-        """Run the episode, or join it, and return its result line or its failure record.
+    async def attempt(self, episode: Episode) -> Ended | None:
+        """Run the episode, or join it; None when the run stops before the environment has it.
 
         Raises:
             EnvironmentGoneError: the environment stopped answering; nothing is known about the episode.
-            RunError: the environment refuses our token.
+            RefusedError: the environment takes no row of this run.
         """
         call = Call(episode, Trouble(self._options.patience_s), Trouble(self._options.busy_patience_s))
-        body = encode(episode.request)
-        while (end := await self._try(call, body)) is None:
-            pass
-        return end
+        if self._options.resume and self._connection.knows_prefer:
+            call.wait_s = 0
+        self._standing.sent(call.key)
+        try:
+            while call.accepted or not self.stopping:
+                if (ended := await self._try(call)) is not None:
+                    return ended
+            return None
+        finally:
+            self._standing.left(call.key)
 
-    async def _try(self, call: Call, body: bytes) -> Result | FailureRecord | None:
+    async def _try(self, call: Call) -> Ended | None:
         """One request and what follows from it; None when the next one is due."""
         asked = time.monotonic()
         try:
-            reply = await self._ask(call, body)
+            reply = await self._ask(call)
         except httpx.RequestError as error:
             return await self._unreachable(call, error)
-        status = reply.status_code
-        if status == 202:
+        if reply.status_code == 202:
             await self._accepted(call, reply, asked)
             return None
-        if status == 404 and call.accepted:
-            return _lost(call)
-        if status == 429 or status in _AWAY:
-            return await self._later(call, reply)
-        return self._answered(call, reply)
+        if reply.status_code == 200:
+            return await self._outcome(call, reply)
+        return await self._refused(call, reply)
 
-    async def _ask(self, call: Call, body: bytes) -> httpx.Response:
+    async def _ask(self, call: Call) -> httpx.Response:
+        timeout_s = call.wait_s + ANSWER_TIMEOUT_S
         if call.accepted:
             # The key is known, so the answer's Location is not followed: it may lie behind another prefix.
-            return await self._request("GET", f"/episodes/{call.key}", headers={"prefer": f"wait={WAIT_S}"})
-        headers = {"content-type": "application/json", "prefer": f"respond-async, wait={WAIT_S}"}
-        return await self._request("POST", "/run", content=body, headers=headers)
+            headers = {"prefer": f"wait={call.wait_s}"}
+            return await self._connection.request("GET", f"/episodes/{call.key}", headers=headers, timeout_s=timeout_s)
+        if not self._connection.knows_prefer:
+            timeout_s = FOREIGN_POST_TIMEOUT_S
+        headers = {"content-type": "application/json", "prefer": f"respond-async, wait={call.wait_s}"}
+        body = encode(call.episode.request)
+        return await self._connection.request("POST", "/run", content=body, headers=headers, timeout_s=timeout_s)
 
     async def _accepted(self, call: Call, reply: httpx.Response, asked: float) -> None:
-        first = not call.accepted
-        call.accepted, call.delivery = True, Delivery.DELIVERED
-        call.away.over()
-        call.busy.over()
-        call.stage = _stage(reply.content) or call.stage
-        if not first:
-            await asyncio.sleep(max(0.0, POLL_PAUSE_S - (time.monotonic() - asked)))
+        self.took_one = True
+        was_asked_for = call.accepted
+        call.goes_on(_stage(reply.content))
+        self._standing.at(call.key, call.stage)
+        if was_asked_for:
+            pause_s = max(jittered(POLL_PAUSE_S), retry_after_s(reply.headers.get("retry-after")) or 0.0)
+            await asyncio.sleep(max(0.0, pause_s - (time.monotonic() - asked)))
 
-    async def _unreachable(self, call: Call, error: httpx.RequestError) -> FailureRecord | None:
-        """Wait before the next try; a record when this row's patience is at its end and the environment lives."""
+    async def _outcome(self, call: Call, reply: httpx.Response) -> Ended | None:
+        """A whole answer that ends the attempt, unless the episode never got a place."""
+        try:
+            answer = read_answer(call.episode, decode(reply.content), time.monotonic() - call.started)
+        except ValueError as error:
+            # A balancer's page, or an answer that was cut: the environment keeps what it answers.
+            violation = ProtocolViolationError(f"The environment's answer cannot be read: {error}")
+            report = Report(ReportedBy.COLLECTOR, Delivery.DELIVERED, 200)
+            return await self._away(call, "its answer cannot be read", of_error(violation), report)
+        self.took_one = True
+        if isinstance(answer, FailureRecord) and answer.had_no_place and await self._waited_for_a_place(call):
+            self._standing.left(call.key)
+            call.begin_again(call.episode.next())
+            self._standing.sent(call.key)
+            return None
+        return Ended(answer, before=call.wait_s == 0)
+
+    async def _refused(self, call: Call, reply: httpx.Response) -> Ended | None:
+        """An answer that is no outcome: the environment, or a balancer before it, says no or not now."""
+        status, later_s = reply.status_code, retry_after_s(reply.headers.get("retry-after"))
+        problem = read(status, dict(reply.headers), reply.content, service="the environment server")
+        self._refuse_run(problem)
+        report = Report(ReportedBy.ENVIRONMENT, Delivery.DELIVERED, status)
+        if status in _AWAY or (status == 404 and not problem.in_mesh_form):
+            if not problem.in_mesh_form:
+                call.possibly_delivered()
+                report = Report(ReportedBy.COLLECTOR, call.delivery, status)
+            return await self._away(call, f"it answers {status}", of_error(problem), report, later_s)
+        if status == 404 and call.accepted:
+            return _lost(call)
+        if status == 429:
+            # It is there, and has not taken the episode.
+            call.away.over()
+            call.accepted = False
+            if await self._waited_for_a_place(call, later_s):
+                return None
+        return Ended(failed(call.episode, of_error(problem), report))
+
+    def _refuse_run(self, problem: ServiceError) -> None:
+        """End the run where no other row would fare better."""
+        if problem.status in {401, 403}:
+            raise self._connection.token_refused(problem.status)
+        wrong = [item for item in problem.detail if item.path == "environment"]
+        if not wrong or not self._one_environment:
+            return
+        remedy = "Correct it in the rows."
+        if self._options.environment is not None:
+            remedy = "Correct --environment."
+        elif wrong[0].type == "missing":
+            remedy = "Name one for all rows with --environment."
+        raise RefusedError(f"{self._connection.url} takes none of the rows: {wrong[0].msg} {remedy}")
+
+    async def _unreachable(self, call: Call, error: httpx.RequestError) -> Ended | None:
         if not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
             call.possibly_delivered()
-        pause_s = call.away.pause_s()
-        if pause_s is not None:
-            await asyncio.sleep(pause_s)
-            return None
-        await self._gone_or_not(_why(error))
         failure = Failure(
-            failure_reason=f"No answer from the environment server after {call.away.tries} tries: {_why(error)}",
+            failure_reason=f"No answer from the environment server: {why(error)}",
             terminal=False,
             failure_kind=_transport_kind(error),
             stage=call.stage,
         )
         report = Report(ReportedBy.COLLECTOR, call.delivery, exception_type=type(error).__name__)
-        return failed(call.episode, failure, report)
+        return await self._away(call, why(error), failure, report)
 
-    async def _later(self, call: Call, reply: httpx.Response) -> Result | FailureRecord | None:
-        """The environment, or a balancer before it, says: not now."""
-        call.possibly_delivered()
-        busy = reply.status_code == 429
-        if busy:
-            # It is there, and has not taken the episode.
-            call.away.over()
-            call.accepted = False
-        trouble = call.busy if busy else call.away
-        pause_s = trouble.pause_s(retry_after_s(reply.headers.get("retry-after")))
-        if pause_s is not None:
-            await asyncio.sleep(pause_s)
+    async def _away(
+        self, call: Call, what: str, failure: Failure, report: Report, later_s: float | None = None
+    ) -> Ended | None:
+        """Wait before the next try; the failure when this row's patience is at its end and the environment lives.
+
+        It is never terminal: it says something about the way, not about the row.
+        """
+        call.went_wrong()
+        if await self._waited(call, call.away, f"{self._connection.url} ({what})", later_s):
             return None
-        if not busy:
-            await self._gone_or_not(f"it answers {reply.status_code}")
-        return self._answered(call, reply)
-
-    async def _gone_or_not(self, why: str) -> None:
-        if await self._not_ready_for_a_while() is not None:
+        if await self._connection.not_ready_for_a_while() is not None:
             raise EnvironmentGoneError(
-                f"The environment server at {self._url} is gone: {why}. Rows without an answer were left as they"
-                " were; a resumed run goes on with them."
+                f"The environment server at {self._connection.url} is gone: {what}. Rows without an answer were left"
+                " as they were; a resumed run goes on with them."
             )
+        spent = f"{call.away.tries} tries in {time.monotonic() - call.away.since:.0f} s"
+        reason = f"Given up after {spent}: {failure.failure_reason}"[:REASON_MAX_CHARS]
+        given_up = failure.model_copy(update={"failure_reason": reason, "terminal": False})
+        return Ended(failed(call.episode, given_up, report))
 
-    def _answered(self, call: Call, reply: httpx.Response) -> Result | FailureRecord:
-        status = reply.status_code
-        if status in {401, 403}:
-            raise RunError(
-                f"The environment server at {self._url} refuses our token ({status}): set PADDOCK_CLIENT_TOKEN to the"
-                " one that it was started with."
-            )
-        if status != 200:
-            problem = read(status, dict(reply.headers), reply.content, service="the environment server")
-            ours = status not in _AWAY or b'"failure"' in reply.content
-            report = (
-                Report(ReportedBy.ENVIRONMENT, Delivery.DELIVERED, status)
-                if ours
-                else Report(ReportedBy.COLLECTOR, Delivery.POSSIBLY_DELIVERED, status)
-            )
-            return failed(call.episode, of_error(problem), report)
-        try:
-            return read_answer(call.episode, decode(reply.content), time.monotonic() - call.started)
-        except ValueError as error:
-            violation = ProtocolViolationError(f"The environment's answer cannot be read: {error}")
-            return failed(call.episode, of_error(violation), Report(ReportedBy.COLLECTOR, Delivery.DELIVERED, status))
+    async def _waited_for_a_place(self, call: Call, later_s: float | None = None) -> bool:
+        return await self._waited(call, call.busy, "a place, the environment server is full", later_s)
 
+    async def _waited(self, call: Call, trouble: Trouble, what_for: str, later_s: float | None) -> bool:
+        """False, at once, when the patience is at its end."""
+        pause_s = trouble.pause_s(later_s)
+        if pause_s is None:
+            return False
+        self._standing.waits(call.key, what_for)
+        await asyncio.sleep(pause_s)
+        return True
 
-def _host(url: str) -> str:
-    try:
-        parts = urlsplit(url)
-        valid = parts.scheme in {"http", "https"} and (parts.port is None or parts.port > 0)
-    except ValueError:
-        valid = False
-    if not valid or not parts.hostname:
-        raise RunError(f"'{url}' is no address of an environment server; one looks like http://127.0.0.1:8100.")
-    return parts.hostname
+    async def cancel(self, key: str) -> bool:
+        """Ask that an episode be cancelled; False when nobody took the request."""
+        status = 0
+        for _ in range(CANCEL_TRIES):
+            try:
+                reply = await self._connection.request("DELETE", f"/episodes/{key}", timeout_s=CANCEL_TIMEOUT_S)
+                status = reply.status_code
+            except httpx.RequestError:
+                status = 0
+            if status in {202, 409}:  # 409: it has ended
+                return True
+            # Where there is no such episode, its post may still be on the way.
+            await asyncio.sleep(CANCEL_PAUSE_S)
+        return status == 404
 
 
-def _lost(call: Call) -> FailureRecord | None:
+def _lost(call: Call) -> Ended | None:
     """The environment forgot an episode that it had accepted (a restart without a store): post it again."""
     call.accepted = False
     call.lost += 1
     if call.lost <= LOST_AT_MOST:
         return None
-    error = SessionLostError(f"The environment server lost the episode {call.lost} times.", stage=call.stage)
-    return failed(call.episode, of_error(error), Report(ReportedBy.COLLECTOR, Delivery.DELIVERED, 404))
+    error = SessionLostError(
+        f"The environment server lost the episode {call.lost} times. Restarts and replicas keep episodes when"
+        " store.url names one Redis server for all of them.",
+        stage=call.stage,
+    )
+    return Ended(failed(call.episode, of_error(error), Report(ReportedBy.COLLECTOR, Delivery.DELIVERED, 404)))
 
 
 def _stage(body: bytes) -> Stage | None:
@@ -267,7 +254,3 @@ def _transport_kind(error: httpx.RequestError) -> FailureKind:
     if isinstance(error, httpx.TimeoutException):
         return FailureKind.TRANSPORT_TIMEOUT
     return FailureKind.TRANSPORT_PEER_DROP
-
-
-def _why(error: httpx.RequestError) -> str:
-    return str(error) or type(error).__name__

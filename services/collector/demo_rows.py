@@ -29,7 +29,9 @@ def run_demo(url: str, token: str | None = None, *, scripted: bool = True) -> in
     stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
     with as_file(files("services.collector.demo")) as folder:
         options = RunOptions(
-            rows=tuple(folder / name for name in DEMO_FILES), out=Path("results") / f"demo-{stamp}.jsonl"
+            rows=tuple(folder / name for name in DEMO_FILES),
+            out=Path("results") / f"demo-{stamp}.jsonl",
+            own_services=True,
         )
         status = run(options, url, token)
         if status < EXIT_USAGE:

@@ -1,58 +1,25 @@
 """A run's files: which they are, how they are begun, written, and read again.
 
-One process writes a run (it locks the results file). A line is written whole and flushed at once, so
-that a killed run loses at most the line it was writing, and a resumed run cuts such a rest off.
+One process writes a run (it locks the results file). What the run is and all of its episode ids are on disk
+before the first row is sent. After that a line is written whole and flushed at once, so that a killed run
+loses at most the line it was writing, and a resumed run cuts such a rest off.
 """
 
 import fcntl
 import json
 import os
-import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import Any, BinaryIO, Self, TypeVar
+from typing import IO, Any, BinaryIO, Self
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from services.collector.lines import decode, drop_truncated_end, encode, numbered_lines
-from services.collector.options import RunError, RunOptions
+from services.collector.lines import drop_truncated_end, encode
+from services.collector.options import RunError
 from services.collector.outcomes import Result
-from services.collector.records import FailureRecord, MaterialisedRow
-
-_Record = TypeVar("_Record", bound=BaseModel)
-
-
-@dataclass(frozen=True, slots=True)
-class RunPaths:
-    """Results, and beside them failures, materialised inputs and metrics."""
-
-    results: Path
-
-    def _beside(self, what: str) -> Path:
-        return self.results.with_name(f"{self.results.stem}_{what}")
-
-    @property
-    def failures(self) -> Path:
-        return self._beside("failures.jsonl")
-
-    @property
-    def inputs(self) -> Path:
-        return self._beside("inputs.jsonl")
-
-    @property
-    def metrics(self) -> Path:
-        return self._beside("metrics.json")
-
-
-def paths_of(options: RunOptions) -> RunPaths:
-    if options.out is not None:
-        return RunPaths(options.out)
-    stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
-    path = Path("results") / f"{options.rows[0].stem}-{stamp}.jsonl"
-    # Two runs within one second get two files.
-    return RunPaths(path.with_stem(f"{path.stem}-{secrets.token_hex(2)}") if path.exists() else path)
+from services.collector.paths import RunPaths
+from services.collector.reading import read_lines, read_records, require_run
+from services.collector.records import FailureRecord, MaterialisedRow, RunRecord
 
 
 class RunFiles:
@@ -105,13 +72,25 @@ class RunFiles:
             raise _unwritable(self.paths, error) from error
 
     def write_metrics(self, metrics: dict[str, Any]) -> None:
-        text = json.dumps(metrics, ensure_ascii=False, allow_nan=False, indent=2) + "\n"
-        temporary = self.paths.metrics.with_suffix(".json.tmp")
+        self._write_whole(self.paths.metrics, metrics)
+
+    def write_run(self, record: RunRecord) -> None:
+        self._write_whole(self.paths.run, record.model_dump(mode="json"))
+
+    def _write_whole(self, path: Path, value: dict[str, Any]) -> None:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2) + "\n"
+        temporary = path.with_suffix(".json.tmp")
         try:
-            temporary.write_text(text, encoding="utf-8")
-            os.replace(temporary, self.paths.metrics)
+            with temporary.open("w", encoding="utf-8") as file:
+                file.write(text)
+                _put_in_place(file, path)
         except OSError as error:
             raise _unwritable(self.paths, error) from error
+
+    def discard(self) -> None:
+        """Take away the files of a run in which nothing was run."""
+        for path in (self.paths.results, self.paths.failures, self.paths.inputs, self.paths.run):
+            path.unlink(missing_ok=True)
 
     def read_results(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """The result lines with their numbers.
@@ -164,40 +143,15 @@ class InputsWriter:
 
     def commit(self) -> None:
         try:
-            self._file.close()
-            os.replace(self._temporary, self._paths.inputs)
+            _put_in_place(self._file, self._paths.inputs)
         except OSError as error:
             raise _unwritable(self._paths, error) from error
-
-
-def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    try:
-        with path.open("rb") as file:
-            for number, line in numbered_lines(file):
-                try:
-                    value = decode(line)
-                except ValueError as error:
-                    raise _unreadable(path, number, str(error)) from error
-                if not isinstance(value, dict):
-                    raise _unreadable(path, number, "not an object")
-                yield number, value
-    except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror}.") from error
-
-
-def read_records(path: Path, model: type[_Record]) -> Iterator[_Record]:
-    for number, value in read_lines(path):
-        try:
-            yield model.model_validate(value)
-        except ValidationError as error:
-            where = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
-            raise _unreadable(path, number, where) from error
 
 
 def _check_there(paths: RunPaths, *, resume: bool) -> bool:
     """Whether what is there fits; True when it is left over from a run that was killed before it began."""
     if resume:
-        _require_run(paths)
+        require_run(paths)
         return False
     left_over = paths.results.exists() and not paths.results.stat().st_size and not paths.inputs.exists()
     there = [] if left_over else [path for path in (paths.results, paths.failures, paths.inputs) if path.exists()]
@@ -211,14 +165,16 @@ def _check_there(paths: RunPaths, *, resume: bool) -> bool:
     return left_over
 
 
-def _require_run(paths: RunPaths) -> None:
-    if not (paths.results.exists() or paths.inputs.exists()):
-        raise RunError(f"There is no run to resume at {paths.results}. Check -o, or leave --resume out.")
-    if not paths.inputs.exists():
-        raise RunError(
-            f"{paths.results} cannot be resumed: {paths.inputs}, which says what its rows were, is missing."
-            " Start anew with another -o."
-        )
+def _put_in_place(file: IO[Any], path: Path) -> None:
+    """Give a file that was written beside its place that place, whole, also after a loss of power."""
+    file.flush()
+    os.fsync(file.fileno())
+    os.replace(file.name, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _lock(file: BinaryIO, paths: RunPaths) -> None:
@@ -245,10 +201,4 @@ def _unwritable(paths: RunPaths, error: OSError) -> RunError:
     return RunError(
         f"Cannot write {error.filename or paths.results}: {error.strerror}. What is written already can be resumed"
         " with --resume."
-    )
-
-
-def _unreadable(path: Path, number: int, why: str) -> RunError:
-    return RunError(
-        f"{path}:{number} is not a line of a run: {why}. Repair or remove it, or start anew with another -o."
     )

@@ -1,9 +1,11 @@
 """How every row of a run stands, from its result lines and failure records, old and new.
 
-Decides what is still to run: a row with a result, with a terminal failure, or with three failed
-attempts is left alone; every other one runs, and its attempt is the number of its earlier failures.
+Decides what is still to run: a row with a result, with a terminal failure, or with three failed tries is
+left alone; every other one runs. Its attempt is one more than the last that the environment ended; an
+attempt that has no outcome of the environment, because it could not be reached, is asked for again.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -46,7 +48,9 @@ class Ledger:
         self.bad_rows = 0
         self._places: dict[str, _Place] = {}
         self._results: dict[str, RowOutcome] = {}
-        self._failures: dict[str, list[RowOutcome]] = {}
+        self._failures: dict[str, RowOutcome] = {}
+        self._tries: Counter[str] = Counter()
+        self._next_attempts: dict[str, int] = {}
         self._given_up: set[str] = set()
 
     @property
@@ -54,8 +58,9 @@ class Ledger:
         return len(self._places)
 
     @property
-    def repeats(self) -> int:
-        return 1 + max((place.repeat_index for place in self._places.values()), default=0)
+    def one_environment(self) -> bool:
+        """Whether all rows go to the same environment."""
+        return len({place.environment for place in self._places.values()}) == 1
 
     def add_row(self, row: MaterialisedRow) -> None:
         self.run_id = row.run_id
@@ -88,7 +93,9 @@ class Ledger:
             raise RunError(f"A failure record of {record.source} names no episode.")
         rollout_id = record.episode_id.rollout_id
         outcome = _failed(self._place(rollout_id), record)
-        self._failures.setdefault(rollout_id, []).append(outcome)
+        self._failures[rollout_id] = outcome
+        self._tries[rollout_id] += record.was_a_try
+        self._next_attempts[rollout_id] = record.episode_id.attempt + record.ended
         if record.failure.terminal:
             self._given_up.add(rollout_id)
         return outcome
@@ -102,10 +109,16 @@ class Ledger:
     def to_run(self, rows: Iterable[MaterialisedRow]) -> Iterator[Episode]:
         """The attempts that are due, in the order of the rows."""
         for row in rows:
-            first = row.episode_id
-            if self._is_due(first.rollout_id):
-                attempt = first.attempt + len(self._failures.get(first.rollout_id, ()))
-                yield Episode(row, EpisodeId(rollout_id=first.rollout_id, attempt=attempt))
+            if (episode := self.attempt_due(row)) is not None:
+                yield episode
+
+    def attempt_due(self, row: MaterialisedRow) -> Episode | None:
+        """The row's next attempt; None when it has a result or is given up."""
+        first = row.episode_id
+        if not self._is_due(first.rollout_id):
+            return None
+        attempt = self._next_attempts.get(first.rollout_id, first.attempt)
+        return Episode(row, EpisodeId(rollout_id=first.rollout_id, attempt=attempt))
 
     def due(self) -> int:
         return sum(self._is_due(rollout_id) for rollout_id in self._places)
@@ -114,7 +127,7 @@ class Ledger:
         return (
             rollout_id not in self._results
             and rollout_id not in self._given_up
-            and len(self._failures.get(rollout_id, ())) < ATTEMPTS_AT_MOST
+            and self._tries[rollout_id] < ATTEMPTS_AT_MOST
         )
 
     def outcomes(self) -> Iterator[RowOutcome]:
@@ -122,8 +135,8 @@ class Ledger:
         for rollout_id, place in self._places.items():
             if (outcome := self._results.get(rollout_id)) is not None:
                 yield outcome
-            elif failures := self._failures.get(rollout_id):
-                yield failures[-1]
+            elif (failed := self._failures.get(rollout_id)) is not None:
+                yield failed
             else:
                 yield RowOutcome(
                     Rollout(place.environment, place.task_index, place.repeat_index),

@@ -28,16 +28,26 @@ class RunOptions:
     """Only that many rows, counted without the bad ones."""
     resume: bool = False
     """Continue the run whose results are in `out`."""
-    patience_s: float = 60.0
-    """How long one row is tried again while the environment is away."""
-    busy_patience_s: float = 900.0
-    """How long one row is tried again while the environment says that it is full (429)."""
+    patience_s: float = 300.0
+    """How long one row is tried again while the environment, or the way to it, is away."""
+    busy_patience_s: float = 21_600.0
+    """How long one row is tried again while the environment is full: as long as an episode may take by default."""
+    stop_wait_s: float = 3.0
+    """How long rows under way may still end after the run was told to stop."""
+    cancel_on_stop: bool = False
+    """Cancel the episodes under way when the run is told to stop."""
+    own_services: bool = False
+    """The services live for this run only: what it leaves unfinished ends with them."""
 
 
 class RunError(Exception):
     """The run cannot start or go on. The message is a sentence that names the remedy."""
 
     status = EXIT_USAGE
+
+
+class RefusedError(RunError):
+    """The environment takes no row of this run."""
 
 
 class EnvironmentGoneError(RunError):
@@ -58,6 +68,8 @@ def check_options(options: RunOptions) -> None:
     Raises:
         RunError: a number is out of range, a file is missing, or there is nothing to run or resume.
     """
+    if not options.patience_s > 0:
+        raise RunError(f"--patience must be more than 0 seconds, not {options.patience_s:g}.")
     numbers = (("--repeats", options.repeats), ("--concurrency", options.concurrency), ("--limit", options.limit))
     for name, value in numbers:
         if value is not None and value < 1:

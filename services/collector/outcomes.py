@@ -39,6 +39,10 @@ class Episode:
     def request(self) -> dict[str, Any]:
         return {**self.row.request, "episode_id": self.episode_id.model_dump()}
 
+    def next(self) -> "Episode":
+        """The next attempt at the row."""
+        return Episode(self.row, EpisodeId(rollout_id=self.episode_id.rollout_id, attempt=self.episode_id.attempt + 1))
+
 
 @dataclass(frozen=True, slots=True)
 class Result:

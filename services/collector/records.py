@@ -10,7 +10,7 @@ from pydantic import model_validator
 
 from shared.contracts.contract import Contract
 from shared.contracts.episode import EpisodeId
-from shared.contracts.failure import Failure
+from shared.contracts.failure import Failure, FailureKind, Stage
 
 TASK_INDEX = "_ng_task_index"
 REPEAT_INDEX = "_ng_rollout_index"
@@ -48,6 +48,17 @@ class MaterialisedRow(Contract):
         return next((name for name in names if isinstance(name, str)), "default")
 
 
+class RunRecord(Contract):
+    """What a run was started with. `url` is None where it had services of its own."""
+
+    schema_version: Literal[1] = 1
+    run_id: str
+    url: str | None = None
+    environment: str | None = None
+    repeats: int
+    limit: int | None = None
+
+
 class ReportedBy(StrEnum):
     ENVIRONMENT = "environment"
     COLLECTOR = "collector"
@@ -82,3 +93,20 @@ class FailureRecord(Contract):
         if self.reported_by is ReportedBy.ENVIRONMENT and self.delivery is not Delivery.DELIVERED:
             raise ValueError("a failure that the environment reports was delivered to it")
         return self
+
+    @property
+    def had_no_place(self) -> bool:
+        """The environment was full, and the episode ended before its first step."""
+        return (
+            self.ended and self.failure.failure_kind is FailureKind.OVERLOADED and self.failure.stage is Stage.ADMISSION
+        )
+
+    @property
+    def ended(self) -> bool:
+        """The environment has this outcome and would replay it. Of any other failure's id it may know more by now."""
+        return self.reported_by is ReportedBy.ENVIRONMENT and self.http_status == 200
+
+    @property
+    def was_a_try(self) -> bool:
+        """Whether the attempt says anything about the row."""
+        return not self.had_no_place and self.failure.failure_kind is not FailureKind.CANCELLED

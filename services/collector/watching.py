@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from services.collector.files import RunPaths
 from services.collector.ledger import RowOutcome
-from services.collector.options import EXIT_OK, EXIT_ROWS_FAILED, RunError
+from services.collector.options import EXIT_OK, EXIT_ROWS_FAILED, RunError, RunOptions
+from services.collector.paths import RunPaths
 from services.collector.rows import BadRow
+from services.collector.standing import Standing
 
 
 class Watcher(Protocol):
@@ -17,7 +18,7 @@ class Watcher(Protocol):
 
     def bad_row(self, row: BadRow) -> None: ...
 
-    def begin(self, rows: int, due: int) -> None: ...
+    def begin(self, standing: Standing) -> None: ...
 
     def ended(self, outcome: RowOutcome) -> None: ...
 
@@ -33,7 +34,7 @@ class Silence:
     def bad_row(self, row: BadRow) -> None:
         return
 
-    def begin(self, rows: int, due: int) -> None:
+    def begin(self, standing: Standing) -> None:
         return
 
     def ended(self, outcome: RowOutcome) -> None:
@@ -47,8 +48,9 @@ class Silence:
 class RunSummary:
     """What a run came to."""
 
-    run_id: str
+    options: RunOptions
     paths: RunPaths
+    run_id: str
     outcomes: tuple[RowOutcome, ...]
     bad_rows: int
     due: int
@@ -56,7 +58,7 @@ class RunSummary:
     metrics: Mapping[str, Any]
     duration_s: float
     stopped: bool
-    """It was asked to stop before all rows had an outcome."""
+    """It was told to stop before all rows had an outcome."""
     trouble: RunError | None
     """What ended it early."""
 

@@ -45,21 +45,24 @@ class FakeEnvironment:
         self.authorizations: list[str | None] = []
         self.polls: Counter[str] = Counter()
         self.starts: Counter[str] = Counter()
+        self.cancelled: list[str] = []
         self.running = 0
         self.most_running = 0
         self.ready = True
         self._play = play
         self._gate = gate
         self._polled: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        self._given_up: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self._longest_wait_s = longest_wait_s
         self._episodes: dict[str, asyncio.Task[Body]] = {}
         self.app = FastAPI()
         self.app.get("/readyz")(self._readyz)
         self.app.post("/run")(self._run)
         self.app.get("/episodes/{key}")(self._episode)
+        self.app.delete("/episodes/{key}")(self._cancel)
 
     async def _readyz(self) -> Response:
-        return JSONResponse({"status": "ready"}, 200 if self.ready else 503)
+        return JSONResponse({"status": "ready", "service": "environment"}, 200 if self.ready else 503)
 
     async def _run(self, request: Request) -> Response:
         body = json.loads(await request.body())
@@ -74,20 +77,38 @@ class FakeEnvironment:
         return await self._answer(request, key)
 
     async def _episode(self, request: Request, key: str) -> Response:
+        if key not in self._episodes:
+            self._polled[key].set()
+            return _not_found(key)
         self.polls[key] += 1
         self._polled[key].set()
-        if key not in self._episodes:
-            return JSONResponse({"error": {"message": f"There is no episode '{key}'."}}, 404)
         return await self._answer(request, key)
+
+    async def _cancel(self, key: str) -> Response:
+        self.cancelled.append(key)
+        if key not in self._episodes:
+            return _not_found(key)
+        self._given_up[key].set()
+        return JSONResponse({"key": key}, 202)
 
     async def _started(self, key: str, body: Body) -> Body:
         self.starts[key] += 1
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:
-            return await self._play(body)
+            return await self._play_or_give_up(key, body)
         finally:
             self.running -= 1
+
+    async def _play_or_give_up(self, key: str, body: Body) -> Body:
+        playing = asyncio.ensure_future(self._play(body))
+        given_up = asyncio.ensure_future(self._given_up[key].wait())
+        try:
+            await asyncio.wait({playing, given_up}, return_when=asyncio.FIRST_COMPLETED)
+            return playing.result() if playing.done() else failing(body, terminal=False, kind="cancelled")
+        finally:
+            playing.cancel()
+            given_up.cancel()
 
     async def _answer(self, request: Request, key: str) -> Response:
         episode = self._episodes[key]
@@ -97,7 +118,7 @@ class FakeEnvironment:
         if not done:
             return JSONResponse({"stage": "agent"}, 202, {"location": f"/episodes/{key}"})
         if episode.cancelled():
-            return JSONResponse({"error": {"message": "forgotten"}}, 404 if request.method == "GET" else 503)
+            return _not_found(key) if request.method == "GET" else JSONResponse({}, 503)
         return JSONResponse(episode.result())
 
     async def polled(self, key: str) -> None:
@@ -109,6 +130,37 @@ class FakeEnvironment:
         for task in self._episodes.values():
             task.cancel()
         self._episodes.clear()
+
+
+class HeldEnvironment(FakeEnvironment):
+    """The first `free` rows, by their field `n`, end at once; the others wait for `go`."""
+
+    def __init__(self, free: int = 0) -> None:
+        super().__init__(self._hold)
+        self.go = asyncio.Event()
+        self._entered = asyncio.Semaphore(0)
+        self._free = free
+
+    async def _hold(self, body: Body) -> Body:
+        if body["n"] >= self._free:
+            self._entered.release()
+            await self.go.wait()
+        return graded(body)
+
+    async def holds(self, count: int) -> None:
+        """Return once so many more rows wait."""
+        for _ in range(count):
+            await self._entered.acquire()
+
+
+def _not_found(key: str) -> Response:
+    return JSONResponse(
+        {
+            "error": {"message": f"There is no episode '{key}'."},
+            "failure": {"failure_kind": "not_found", "terminal": True},
+        },
+        404,
+    )
 
 
 def flat_row(text: str = "hello", **fields: Any) -> Body:

@@ -14,6 +14,7 @@ import pytest
 from tests.collector.fake_environment import (
     Body,
     FakeEnvironment,
+    HeldEnvironment,
     failing,
     flat_row,
     graded,
@@ -63,35 +64,15 @@ async def _ended(process: asyncio.subprocess.Process) -> tuple[int, str, str]:
     return process.returncode, out.decode(), (err or b"").decode()
 
 
-class _Held(FakeEnvironment):
-    """The first `free` episodes end at once; the others wait for `go`. `entered` counts those that wait."""
-
-    def __init__(self, free: int) -> None:
-        super().__init__(self._hold)
-        self.entered = asyncio.Semaphore(0)
-        self.go = asyncio.Event()
-        self._free = free
-
-    async def _hold(self, body: Body) -> Body:
-        if body["n"] >= self._free:
-            self.entered.release()
-            await self.go.wait()
-        return graded(body)
-
-    async def wait_for(self, count: int) -> None:
-        for _ in range(count):
-            await self.entered.acquire()
-
-
 @pytest.mark.behaviour("CO-3", "CO-5")
 async def test_a_killed_run_is_resumed_without_a_row_twice_or_never(tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "r.jsonl", [flat_row(n=n) for n in range(40)])
     out = tmp_path / "o.jsonl"
-    environment = _Held(free=20)
+    environment = HeldEnvironment(free=20)
     async with asyncio.timeout(BOUND_S), serving(environment.app) as url:
         arguments = (rows, "-o", out, "--url", url, "--concurrency", 8)
         async with _process(_RUN, *arguments, cwd=tmp_path) as process:
-            await environment.wait_for(8)
+            await environment.holds(8)
             process.kill()
             await process.wait()
         kept = read_jsonl(out)
@@ -118,10 +99,10 @@ async def test_a_signal_ends_a_run_with_a_partial_summary(
 ) -> None:
     rows = write_rows(tmp_path / "r.jsonl", [flat_row(n=n) for n in range(10)])
     out = tmp_path / "o.jsonl"
-    environment = _Held(free=3)
+    environment = HeldEnvironment(free=3)
     async with asyncio.timeout(BOUND_S), serving(environment.app) as url:
         async with _process(_RUN, rows, "-o", out, "--url", url, "--concurrency", 4, cwd=tmp_path) as process:
-            await environment.wait_for(4)
+            await environment.holds(4)
             process.send_signal(number)
             status, shown, err = await _ended(process)
         environment.go.set()
@@ -186,7 +167,7 @@ async def test_a_wrong_call_ends_with_two_and_one_sentence(tmp_path: Path) -> No
 
 async def test_progress_is_a_bar_on_a_terminal(tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "r.jsonl", [flat_row(n=n) for n in range(4)])
-    environment = _Held(free=2)
+    environment = HeldEnvironment(free=2)
     ours, theirs = pty.openpty()
     try:
         async with (
@@ -194,7 +175,7 @@ async def test_progress_is_a_bar_on_a_terminal(tmp_path: Path) -> None:
             serving(environment.app) as url,
             _process(_RUN, rows, "--url", url, cwd=tmp_path, stderr=theirs) as process,
         ):
-            await environment.wait_for(2)
+            await environment.holds(2)
             seen = b""
             while b"2/4 rows" not in seen:
                 seen += await asyncio.to_thread(os.read, ours, 65_536)

@@ -227,13 +227,13 @@ class ServedMesh:
                 running(*arguments, cwd=self.cwd, environ=environ, name=name)
             )
         for name in names:
-            _wait_ready(self.url(name), self.services[name])
+            wait_ready(self.url(name), self.services[name])
 
     def close(self) -> None:
         self._stack.close()
 
 
-def _wait_ready(url: str, service: Running) -> None:
+def wait_ready(url: str, service: Running) -> None:
     deadline = time.monotonic() + START_S
     while True:
         with contextlib.suppress(httpx.TransportError):
