@@ -18,9 +18,12 @@ from shared.plugins import PluginFolder
 from shared.ports.harness import SettingUp
 from shared.ports.store import Store
 from shared.settings import LoadedSettings
+from shared.store.observed import ObservedStore
 from shared.store.open import open_store
 from shared.tokens import Signer
 
+# Of the grace: how long runs may go on after the listener has closed, before they are stopped.
+LINGER_SHARE: Final = 0.25
 HARNESSES: Final = PluginFolder("services.agent.harnesses", "harness")
 
 
@@ -60,8 +63,8 @@ def create_app(
             yield
         finally:
             leaving.cancel()
-            for agent in agents.values():
-                await agent.shut_down()
+            linger_s = LINGER_SHARE * loaded.settings.serving.stop_grace_s
+            await asyncio.gather(*(agent.shut_down(linger_s) for agent in agents.values()))
             if store is None:
                 await kept.close()
 
@@ -70,12 +73,13 @@ def create_app(
     secret, previous = mesh_token_of(loaded.settings) or "", previous_mesh_token_of(loaded.settings)
     proxy_url = loaded.settings.services.url_of("model_proxy")
     host = Host(
-        store=kept,
+        store=ObservedStore(kept, mesh.metrics),
         proxy=ModelProxyClient(mesh.client, proxy_url),
         proxy_url=proxy_url,
         tokens=Signer(secret, "session-token", previous=previous),
         instance=mesh.instance,
         lease_s=loaded.settings.store.lease_s,
+        metrics=mesh.metrics,
         clock=clock,
     )
     agents = {name: Sessions(host, agent) for name, agent in _agents(loaded, mesh, harnesses).items()}
@@ -95,7 +99,5 @@ def _agents(loaded: LoadedSettings, mesh: Mesh, harnesses: PluginFolder) -> dict
 
 
 async def _release_waits_when_draining(mesh: Mesh, host: Host) -> None:
-    """Open waits are answered when the lead is over, just before the listener closes."""
     await mesh.draining.wait()
-    await asyncio.sleep(mesh.settings.serving.drain_lead_s)
     release_waits(host)

@@ -20,6 +20,7 @@ from shared.contracts.agent import CloseAgentRequest
 from shared.contracts.capture import of_session
 from shared.contracts.failure import Stage
 from shared.errors import CleanupUnprovenError, ConflictError, PaddockError, VersionConflictError
+from shared.metrics import CloseOutcome
 from shared.ports.harness import SettingUp
 from shared.telemetry import current_key
 
@@ -67,10 +68,17 @@ class Closing:
                         # Someone else changed the record: look at what it says now.
                         self._records.forget(session_id)
         except TimeoutError as error:
+            self._count("failed")
             raise CleanupUnprovenError(
                 f"The agent session '{session_id}' did not close within {limit_s:g} s; close it again.",
                 stage=Stage.CLEANUP,
             ) from error
+        except CleanupUnprovenError:
+            self._count("failed")
+            raise
+
+    def _count(self, outcome: CloseOutcome) -> None:
+        self._sessions.host.metrics.agent_closes.labels(self._sessions.agent.name, outcome).inc()
 
     async def _closed(self, request: CloseAgentRequest, known: bool) -> bytes:
         session_id, key = request.agent_session_id, request.episode_id.key
@@ -99,6 +107,7 @@ class Closing:
         )
         if await self._records.create(fence, ttl_s=self._entry.receipt_window_s) is None:
             raise VersionConflictError("The session appeared while it was fenced.")
+        self._count("unknown")
         return receipt
 
     async def _stopped(self, found: Found) -> Found:
@@ -141,6 +150,7 @@ class Closing:
             session, state=State.CLOSED, receipt=receipt, seed=None, held=None, end=None, observations=None
         )
         await self._records.change(found, closed, ttl_s=self._entry.receipt_window_s)
+        self._count("closed")
         current_key.set(session.key)
         _log.info("agent session closed", extra=_line(self._sessions.agent.name, session))
         return receipt

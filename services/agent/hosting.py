@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from services.agent.records import Records
 from shared.clients.model_proxy import ModelProxyClient
 from shared.http.client import HttpClient
+from shared.metrics import Metrics
 from shared.ports.harness import InProcessHarness, SettingUp
 from shared.ports.store import Store
 from shared.settings import AgentSettings, Settings
@@ -46,13 +47,14 @@ class Host:
     tokens: Signer
     instance: str
     lease_s: float
+    metrics: Metrics
     clock: Callable[[], float] = time.time
     leaving: bool = False
     waits: set["Future[None]"] = field(default_factory=set)
     _claims: "itertools.count[int]" = field(default_factory=itertools.count)
 
     def records(self) -> Records:
-        return Records(self.store, self.clock, self.lease_s)
+        return Records(self.store, self.clock, self.lease_s, self.metrics)
 
     def new_owner(self) -> str:
         """A fresh name for each claim, so that a claim of this very process is seen as taken, too."""

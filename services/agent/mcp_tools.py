@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from services.agent.tools import ToolOutput
 from shared.contracts.failure import FailureKind, Origin
 from shared.errors import PaddockError, ProtocolViolationError, ServiceError, TransportError
+from shared.tracing import trace_headers
 
 _log = logging.getLogger(__name__)
 
@@ -83,7 +84,9 @@ async def _hold(
 ) -> None:
     timeout = httpx2.Timeout(timeout_s)
     try:
-        async with httpx2.AsyncClient(headers=headers, timeout=timeout, verify=_tls(), trust_env=False) as http:
+        async with httpx2.AsyncClient(
+            headers=headers, timeout=timeout, verify=_tls(), trust_env=False, event_hooks={"request": [_in_trace]}
+        ) as http:
             transport = streamable_http_client(url, http_client=http)
             async with Client(transport, read_timeout_seconds=timeout_s, cache=None) as client:
                 ready.set_result(client)
@@ -93,6 +96,10 @@ async def _hold(
             _log.warning("the connection to the MCP server '%s' broke: %r", name, _root(error))
         else:
             ready.set_exception(_ours(name, _root(error)))
+
+
+async def _in_trace(request: httpx2.Request) -> None:
+    request.headers.update(trace_headers())
 
 
 async def _specs(name: str, client: Client) -> list[dict[str, Any]]:

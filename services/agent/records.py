@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from services.agent.record import AgentSession, record_key
+from shared.metrics import Metrics
 from shared.ports.store import Lease, Record, Store
 
 # After its deadline a session is kept this long, so that a late close still finds it.
@@ -28,11 +29,12 @@ class Found:
 class Records:
     """`lease_s`: how long a claim on a record lives; it is renewed, and looked at, every `renew_s`."""
 
-    def __init__(self, store: Store, clock: Callable[[], float], lease_s: float) -> None:
+    def __init__(self, store: Store, clock: Callable[[], float], lease_s: float, metrics: Metrics) -> None:
         self.store = store
         self.lease_s = lease_s
         self.renew_s = lease_s / 3
         self._clock = clock
+        self._metrics = metrics
         self._recent: OrderedDict[str, Found] = OrderedDict()
 
     async def read(self, session_id: str) -> Found | None:
@@ -56,7 +58,10 @@ class Records:
         record = await self.store.create(
             record_key(session.session_id), session.to_bytes(), ttl_s=self._ttl_s(session, ttl_s)
         )
-        return None if record is None else Found(session, record.version)
+        if record is None:
+            return None
+        self.count(session)
+        return Found(session, record.version)
 
     async def change(
         self, found: Found, session: AgentSession, *, lease: Lease | None = None, ttl_s: float | None = None
@@ -74,6 +79,8 @@ class Records:
             ttl_s=self._ttl_s(session, ttl_s),
             lease=lease,
         )
+        if session.state is not found.session.state:
+            self.count(session)
         return Found(session, record.version)
 
     async def delete(self, found: Found, *, lease: Lease | None = None) -> None:
@@ -90,6 +97,10 @@ class Records:
     async def claim(self, session_id: str, owner: str) -> Lease | None:
         """The lease on the record; None while another holds it."""
         return await self.store.acquire(record_key(session_id), owner, ttl_s=self.lease_s)
+
+    def count(self, session: AgentSession) -> None:
+        """It came into its state."""
+        self._metrics.agent_sessions.labels(session.agent, session.state).inc()
 
     def _ttl_s(self, session: AgentSession, ttl_s: float | None) -> float:
         return ttl_s if ttl_s is not None else max(0.0, session.expires_at - self._clock()) + KEPT_AFTER_DEADLINE_S

@@ -19,12 +19,13 @@ from services.agent.closing import Closing
 from services.agent.hosting import Host
 from services.agent.sessions import Sessions
 from shared.contracts.agent import AGENT_COOKIE, AGENT_SESSION_HEADER, CloseAgentRequest, SeedAgentRequest
+from shared.contracts.failure import Stage
 from shared.contracts.responses import ResponsesCreateParams
 from shared.errors import ConflictError, DrainingError, UnknownNameError
 from shared.http import headers as names
 from shared.http.prefer import read_prefer
 from shared.http.service import RETRY_AFTER_S, Mesh, Service, body_schema, disconnected, json_reply, read_model
-from shared.telemetry import current_key
+from shared.telemetry import current_key, current_stage
 from shared.tokens import Signer
 
 _PATH_NAMES: Final = re.compile(r"\{(\w+)\}")
@@ -42,6 +43,7 @@ class Routes:
 
     async def seed(self, request: Request) -> Response:
         """Open a session; the same body again joins it."""
+        current_stage.set(Stage.SEED)
         sessions = self._sessions(request)
         self._mesh.refuse_when_draining()
         body = await read_model(request, SeedAgentRequest)
@@ -56,6 +58,7 @@ class Routes:
 
     async def activate(self, request: Request) -> Response:
         """Run the harness once; the same body again joins or replays. With `Prefer: wait=N`, 202 after N seconds."""
+        current_stage.set(Stage.AGENT)
         sessions = self._sessions(request)
         session_id, key = self._session_of(request), _key_of(request)
         body = await request.body()
@@ -72,6 +75,7 @@ class Routes:
 
     async def close(self, request: Request) -> Response:
         """Stop what runs, seal, collect, release; the same body again replays the receipt."""
+        current_stage.set(Stage.CLEANUP)
         sessions = self._sessions(request)
         body = await read_model(request, CloseAgentRequest)
         receipt = await self._closings[sessions.agent.name].close(body, self._named(request))

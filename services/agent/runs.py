@@ -5,6 +5,9 @@ Everything that outlives the process is in the record; this holds only the task 
 
 import asyncio
 import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any, Final
@@ -29,6 +32,7 @@ from shared.ports.harness import Activation, HarnessEnd, ModelAccess, Progress
 from shared.ports.store import Lease
 from shared.telemetry import current_key
 from shared.tokens import SessionClaims
+from shared.tracing import span, trace_text
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +67,7 @@ class Run:
         self._lease: Lease | None = None
         self._stop: Stop | None = None
         self._running = False
+        self._ended_as = "error"
         self._watcher: asyncio.Task[None] | None = None
         self.task = asyncio.create_task(self._whole())
 
@@ -93,12 +98,28 @@ class Run:
     async def _claimed_and_settled(self) -> Answer | None:
         if not await self._claim():
             return None
-        timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._start_watch)
+        watch_after_s = min(WATCH_AFTER_S, self._records.renew_s)
+        timer = asyncio.get_running_loop().call_later(watch_after_s, self._start_watch)
         try:
-            end = await self._execute()
-            return await self._settle(end)
+            with self._measured(), span(f"activation {self._agent.name}") as step:
+                answer = await self._settle(await self._execute())
+                step.set("paddock.end", self._ended_as)
+                return answer
         finally:
             timer.cancel()
+
+    @contextmanager
+    def _measured(self) -> Iterator[None]:
+        metrics, name, began = self._host.metrics, self._agent.name, time.perf_counter()
+        under_way, held = metrics.running.labels("activations"), metrics.leases_held.labels("agent")
+        under_way.inc()
+        held.inc()
+        try:
+            yield
+        finally:
+            under_way.dec()
+            held.dec()
+            metrics.activation_seconds.labels(name).observe(time.perf_counter() - began)
 
     async def _claim(self) -> bool:
         self._lease = await self._records.claim(self.session.session_id, self._host.new_owner())
@@ -109,6 +130,7 @@ class Run:
         except (VersionConflictError, FencedError):
             await self._host.store.release(self._lease)
             return False
+        self._records.count(self.session)
         return True
 
     async def _execute(self) -> RunEnd:
@@ -136,6 +158,7 @@ class Run:
         body = build_response(
             self._request, self._progress, end, model=self._agent.entry.model, created_at=self._host.clock()
         )
+        self._ended_as = end.status
         return self._end(Answer(200, body))
 
     async def _bounded(self) -> HarnessEnd:
@@ -158,6 +181,7 @@ class Run:
             expires_at=session.expires_at + TOKEN_GRACE_S,
             max_calls=self._agent.entry.max_model_calls,
             max_output_tokens=self._agent.entry.max_model_output_tokens,
+            trace=trace_text(),
         )
         access = ModelAccess(model_base_url(self._host.proxy_url), self._host.tokens.session_token(claims), model)
         return Activation(session.key, self._request, session.seed_request().tool_accesses, access, self._progress)
@@ -166,6 +190,7 @@ class Run:
         why = self._stop or Stop.CLOSED
         error: PaddockError = ConflictError(why.value) if why is Stop.CLOSED else SessionLostError(why.value)
         end = self._failed(error)
+        self._ended_as = why.name.lower()
         return replace(end, error=None if why is Stop.CLOSED else why.value, gaps=(INTERRUPTED_GAP,))
 
     def _failed(self, error: PaddockError) -> RunEnd:
@@ -174,6 +199,7 @@ class Run:
             self._request, self._progress, model=self._agent.entry.model, created_at=self._host.clock()
         )
         timed_out = isinstance(error, DeadlineError)
+        self._ended_as = "deadline" if timed_out else "error"
         return replace(self._end(error_answer(error)), partial=partial, error=error.message, timed_out=timed_out)
 
     def _end(self, answer: Answer) -> RunEnd:
@@ -199,6 +225,7 @@ class Run:
                 await asyncio.sleep(STORE_PAUSE_S)
             else:
                 self._records.remember(self.found)
+                self._host.metrics.activations.labels(self._agent.name, self._ended_as).inc()
                 return end.answer
         raise SessionLostError(Stop.LOST.value)
 
@@ -209,6 +236,7 @@ class Run:
             raise SessionLostError(Stop.LOST.value)
         self.found = found
         if end.answer.status == 200:
+            self._ended_as = "closed"
             answer = error_answer(ConflictError(Stop.CLOSED.value, stage=Stage.AGENT))
             return replace(end, answer=answer, partial=end.answer.body, gaps=(INTERRUPTED_GAP,))
         return end
@@ -231,14 +259,19 @@ class Run:
                     closed = now is not None and now.session.state is State.STOPPING
                     self.stop(Stop.CLOSED if closed else Stop.LOST)
                     return
-                await self._host.store.renew(self._lease, ttl_s=self._records.lease_s)
-            except FencedError:
-                try:
-                    await self._reclaim()
-                except SessionLostError:
-                    self.stop(Stop.LOST)
+                await self._renew(self._lease)
+            except SessionLostError:
+                self._host.metrics.leases_lost.labels("agent").inc()
+                self.stop(Stop.LOST)
             except StoreUnavailableError:
-                await asyncio.sleep(STORE_PAUSE_S)
+                self._host.metrics.lease_renew_failures.labels("agent").inc()
+                await asyncio.sleep(min(STORE_PAUSE_S, self._records.renew_s))
+
+    async def _renew(self, lease: Lease) -> None:
+        try:
+            await self._host.store.renew(lease, ttl_s=self._records.lease_s)
+        except FencedError:
+            await self._reclaim()
 
 
 def error_answer(error: PaddockError) -> Answer:

@@ -26,7 +26,7 @@ from shared.ports.harness import SettingUp
 # A session without a deadline of its own lives this long; its token, too.
 LONGEST_SESSION_S: Final = 86_400.0
 BUSY_PAUSE_S: Final = 0.1
-SHUTDOWN_S: Final = 5.0
+SHUTDOWN_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +196,14 @@ class Sessions:
             await declare_lost(self.host, self.records, now)
         return None
 
-    async def shut_down(self) -> None:
-        """End all runs of this process; each writes its end first. One that does not stop is left behind."""
+    async def shut_down(self, linger_s: float) -> None:
+        """End all runs of this process: what does not end by itself in `linger_s` is stopped, and writes its end.
+
+        A harness in this process cannot be handed over: what is stopped here can only be tried again. A run that
+        does not even stop is left behind, and found lost by others.
+        """
+        if running := [run.task for run in self.runs.values()]:
+            await asyncio.wait(running, timeout=linger_s)
         runs = list(self.runs.values())
         for run in runs:
             run.stop(Stop.SHUTDOWN)
@@ -217,6 +223,8 @@ async def declare_lost(host: Host, records: Records, found: Found) -> None:
     end = RunEnd(error_answer(error), [], {}, error=error.message, gaps=(INTERRUPTED_GAP,))
     try:
         await records.change(found, replace(found.session, end=end), lease=lease)
+        host.metrics.activations.labels(found.session.agent, "lost").inc()
+        host.metrics.taken_over.labels("agent").inc()
     except VersionConflictError:
         await host.store.release(lease)
 

@@ -46,6 +46,7 @@ class Setup:
         """Set up again what a dead process left in the middle; nothing when it lives."""
         lease = await self._records.claim(found.session.session_id, self._host.new_owner())
         if lease is not None:
+            self._host.metrics.taken_over.labels("agent").inc()
             await shielded(self._set_up_again(found, lease))
 
     async def _set_up_again(self, found: Found, lease: Lease) -> None:
@@ -121,6 +122,8 @@ async def _kept(host: Host, lease: Lease) -> AsyncIterator[None]:
                 await host.store.renew(lease, ttl_s=host.lease_s)
             except (FencedError, StoreUnavailableError) as error:
                 # The write at the end, which carries the claim, decides.
+                if isinstance(error, StoreUnavailableError):
+                    host.metrics.lease_renew_failures.labels("agent").inc()
                 _log.warning("a claim could not be renewed: %s", error)
 
     renewing = asyncio.create_task(renew())

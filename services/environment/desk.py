@@ -3,24 +3,33 @@
 import asyncio
 import heapq
 import time
+from contextlib import suppress
 from typing import Final
 from uuid import uuid4
 
 from services.environment.budgets import record_ttl_s
 from services.environment.news import News
-from services.environment.page import DONE, OPEN, cancel_key, episode_key, promise_key
+from services.environment.page import DONE, OPEN, cancel_key, episode_key, open_episode, promise_key
 from services.environment.reaper import Reaper
 from services.environment.record import EpisodeRecord, decoded
 from services.environment.rows import Row
 from services.environment.runner import Runner
 from services.environment.told import Told
 from shared.contracts.failure import Stage
-from shared.errors import CancelledEpisodeError, ConflictError, NotFoundError, VersionConflictError
+from shared.errors import (
+    CancelledEpisodeError,
+    ConflictError,
+    NotFoundError,
+    StoreUnavailableError,
+    VersionConflictError,
+)
 from shared.http.service import Mesh
 from shared.ports.store import Lease, Record, Store
 
 # Waiters look this often whether the server is draining.
 TICK_S: Final = 1.0
+# A server that stops waits so long for a store that is away.
+TELL_WITHIN_S: Final = 1.0
 
 
 class Desk:
@@ -50,9 +59,13 @@ class Desk:
         )
         if stored is None:
             return await self._join_or_claim(row, record, lease)
+        await self._open(row)
         if lease is not None:
-            await self._launch(row, record, stored, lease)
+            self._launch(row, record, stored, lease)
         return True
+
+    async def _open(self, row: Row) -> None:
+        await open_episode(self._store, row, ttl_s=record_ttl_s(self._mesh.settings, row.environment))
 
     def _fresh(self, row: Row, owner: str) -> EpisodeRecord:
         limited = self._mesh.settings.environments[row.environment].max_concurrent is not None
@@ -70,14 +83,13 @@ class Desk:
             admitted_at=0.0 if limited else now,
         )
 
-    async def _launch(self, row: Row, record: EpisodeRecord, stored: Record, lease: Lease) -> None:
-        """Run it; a client that hears nothing sends it again."""
+    def _launch(self, row: Row, record: EpisodeRecord, stored: Record, lease: Lease) -> None:
+        """Run an episode that other servers can find."""
         told = Told()
         if self._reaper.was_cancelled(record.key):
             told.failure = CancelledEpisodeError("The episode was cancelled by a client.")
         page = self._reaper.page(record, stored, lease)
         self._runner.launch(row, page, told)
-        await page.open(row)
 
     async def _join(self, row: Row) -> bool:
         found = await self._store.get(episode_key(row.episode_id.key))
@@ -100,12 +112,16 @@ class Desk:
                 stored = await self._store.replace(
                     episode_key(record.key), record.encoded(), version=found.version, ttl_s=ttl_s
                 )
-                await self._launch(row, record, stored, lease)
+                await self._open(row)
+                self._launch(row, record, stored, lease)
                 return True
             _require_same(other, row)
-            if not other.ended and lease is not None:
-                await self._reaper.take_over(other, found, lease, row)
-                lease = None
+            if not other.ended:
+                # Whoever began it may have died before others could find it.
+                await self._open(row)
+                if lease is not None:
+                    await self._reaper.take_over(other, found, lease, row)
+                    lease = None
         except VersionConflictError:
             return await self.start(row)
         finally:
@@ -190,10 +206,15 @@ class Desk:
         return found
 
     async def close(self) -> None:
-        """Stop what runs here; what another server can continue is told to the others at once."""
+        """Stop what runs here; what another server can continue is told to the others at once.
+
+        Where the store is away they are not told, and find it when its claims have run out.
+        """
         await self._reaper.close()
         if handed_over := await self._runner.close():
-            await self._news.tell("orphaned", handed_over)
+            with suppress(StoreUnavailableError, TimeoutError):
+                async with asyncio.timeout(TELL_WITHIN_S):
+                    await self._news.tell("orphaned", handed_over)
 
 
 def _require_same(other: EpisodeRecord, row: Row) -> None:

@@ -34,12 +34,8 @@ class Page:
         self._lease_s = lease_s
 
     async def open(self, row: Row) -> None:
-        """Let other servers find the episode, and its row, should this one die."""
-        key = self.record.key
-        await asyncio.gather(
-            self._store.create(row_key(key), row.encoded(), ttl_s=self._ttl_s),
-            self._store.add_member(OPEN, key, ttl_s=self._ttl_s),
-        )
+        """As `open_episode`: the store has lost it, perhaps."""
+        await open_episode(self._store, row, ttl_s=self._ttl_s)
 
     async def turn(self, record: EpisodeRecord, *, ttl_s: float | None = None) -> None:
         """Write the record; waits while the store is away.
@@ -96,6 +92,15 @@ class Page:
         elif decoded(found.value).owner != self.record.owner:
             raise FencedError(f"The episode '{self.record.key}' is run by another server now.")
         self._version = 0 if found is None else found.version
+
+
+async def open_episode(store: Store, row: Row, *, ttl_s: float) -> None:
+    """Let every server find the episode, and its row, should the one that runs it die. Idempotent."""
+    key = row.episode_id.key
+    await asyncio.gather(
+        store.create(row_key(key), row.encoded(), ttl_s=ttl_s),
+        store.add_member(OPEN, key, ttl_s=ttl_s),
+    )
 
 
 def episode_key(key: str) -> str:

@@ -103,7 +103,7 @@ class Reaper:
                 return
             await self._refuse(record, found, lease)
         else:
-            await self._store.remove_member(OPEN, key)
+            await asyncio.gather(self._store.remove_member(OPEN, key), self._store.delete(row_key(key)))
             if record is not None and record.state == "done":
                 await self._store.add_member(DONE, key, ttl_s=self._mesh.settings.result_ttl_s)
         await self._store.release(lease)

@@ -7,10 +7,10 @@ up, too. What is given up is not undone here: the agent may be at work for the n
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from contextvars import copy_context
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from services.environment.admission import Admission
 from services.environment.ending import Ending
@@ -37,7 +37,9 @@ from shared.telemetry import current_key
 _log = logging.getLogger(__name__)
 
 # Of the grace: how long episodes that still run may take to end or to be handed over. Peers may be stopping, too.
-CLOSE_SHARE: Final = 0.5
+CLOSE_SHARE: Final = 0.3
+# What a store that is away does not take back in this time will expire.
+RELEASE_WITHIN_S: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -45,6 +47,8 @@ class Running:
     task: asyncio.Task[None]
     told: Told
     stopped: bool = False
+    over: bool = False
+    """Its claim is being given back, and is not claimed again."""
     reclaiming: asyncio.Task[None] | None = None
 
     def cancel(self, why: PaddockError) -> None:
@@ -92,7 +96,8 @@ class Runner:
         """Hold the claim; when it ran out while the store was away, take it again or give the episode up."""
 
         def lost() -> None:
-            running.reclaiming = asyncio.create_task(self._reclaim(row, page, running))
+            if not running.over:
+                running.reclaiming = asyncio.create_task(self._reclaim(row, page, running))
 
         self._keeper.keep(page.lease, lost)
 
@@ -145,11 +150,21 @@ class Runner:
 
     async def _let_go(self, page: Page, place: Lease | None) -> None:
         """The place of an episode that goes on elsewhere stays its own: the next server claims it anew."""
+        running = self._running[page.record.key]
+        running.over = True
+        if running.reclaiming is not None:
+            running.reclaiming.cancel()
+            await asyncio.wait((running.reclaiming,))
+        await self._give_back(self._admission.leave(place))
+        await self._give_back(self._keeper.release(page.lease))
+
+    @staticmethod
+    async def _give_back(releasing: Coroutine[Any, Any, None]) -> None:
         try:
-            await self._admission.leave(place)
-            await self._keeper.release(page.lease)
-        except StoreUnavailableError as error:
-            _log.warning("a claim was not given back and will expire: %s", error.message)
+            async with asyncio.timeout(RELEASE_WITHIN_S):
+                await releasing
+        except (StoreUnavailableError, TimeoutError) as error:
+            _log.warning("a claim was not given back and will expire: %s", error)
 
     async def _play(self, row: Row, page: Page, told: Told) -> None:
         """The episode itself; a cancellation ends as a failure that is told."""

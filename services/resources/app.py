@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
-from starlette.routing import Route
 
 from services.resources.entries import Entry, Plugins, close_entries, create_entries, entry_problems
+from services.resources.grading.pool import SHARED_POOL
 from services.resources.judge import ProxyJudge
 from services.resources.mcp_server import McpEndpoint
 from services.resources.routes import Desk, add_routes
@@ -17,6 +17,7 @@ from shared.http.service import Mesh, create_service, mesh_token_of, previous_me
 from shared.ports.store import Store
 from shared.ports.verifier import Judge
 from shared.settings import LoadedSettings
+from shared.store.observed import ObservedStore
 from shared.store.open import open_store
 
 
@@ -39,21 +40,10 @@ def create_app(
     entries = create_entries(loaded, plugins or Plugins())
     opened = open_store(loaded) if store is None else store
     settings = loaded.settings
-    sessions = Sessions(opened, mesh_token_of(settings) or "", previous_mesh_token_of(settings))
-
-    def judge_of(entry: Entry, key: str) -> Judge | None:
-        if entry.settings.judge is None:
-            return None
-        mesh: Mesh = app.state.mesh
-        proxy_url = loaded.settings.services.url_of("model_proxy")
-        return ProxyJudge(mesh.client, proxy_url, entry.settings.judge, key, entry.settings.verify_timeout_s)
-
-    verification = Verification(sessions, judge_of, claim_ttl_s=settings.store.lease_s)
-    desk = Desk(entries, sessions, verification)
-    mcp = McpEndpoint(desk)
 
     @asynccontextmanager
-    async def life(_mesh: Mesh) -> AsyncIterator[None]:
+    async def life(mesh: Mesh) -> AsyncIterator[None]:
+        SHARED_POOL.measure_with(mesh.metrics)
         try:
             yield
         finally:
@@ -64,7 +54,20 @@ def create_app(
                 await opened.close()
 
     app = create_service("resources", loaded, lifespan=life, ready=opened.ping)
-    # POST only: there is no stream to GET and no MCP session to DELETE. Before the tools, whose path matches it.
-    app.router.routes.append(Route("/{entry}/mcp", mcp, methods=["POST"], include_in_schema=False))
+    mesh: Mesh = app.state.mesh
+    store_in_use = ObservedStore(opened, mesh.metrics)
+    sessions = Sessions(store_in_use, mesh.metrics, mesh_token_of(settings) or "", previous_mesh_token_of(settings))
+
+    def judge_of(entry: Entry, key: str) -> Judge | None:
+        if entry.settings.judge is None:
+            return None
+        proxy_url = settings.services.url_of("model_proxy")
+        return ProxyJudge(mesh.client, proxy_url, entry.settings.judge, key, entry.settings.verify_timeout_s)
+
+    verification = Verification(sessions, judge_of, claim_ttl_s=settings.store.lease_s)
+    desk = Desk(entries, sessions, verification)
+    mcp = McpEndpoint(desk)
+    # Before the tools, whose path matches it.
+    app.router.routes.append(mcp.route)
     add_routes(app, desk)
     return app

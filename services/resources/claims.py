@@ -43,6 +43,7 @@ class Claim:
                     self._found = await self._sessions.change(self._entry, self._found, changed)
                 except PaddockError as error:
                     # The write that ends the verification meets the same and tells it.
+                    self._sessions.metrics.lease_renew_failures.labels("resources").inc()
                     _log.warning("a verification's claim was not renewed: %s", error.message)
             await asyncio.sleep(every_s)
 

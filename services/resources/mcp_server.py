@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import orjson
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from services.resources.entries import Entry
@@ -34,14 +35,18 @@ class _Running:
 
 
 class McpEndpoint:
-    """An ASGI application for the route `/{entry}/mcp`."""
+    """An ASGI application, and the `route` that leads to it: POST only, as there is no stream to GET and no MCP
+    session to DELETE."""
 
     def __init__(self, desk: Desk) -> None:
+        self.route = Route("/{entry}/mcp", self, methods=["POST"], include_in_schema=False)
         self._desk = desk
         self._running: dict[str, _Running] = {}
         self._stopping = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # As FastAPI's routes do by themselves: requests are counted by it.
+        scope["route"] = self.route
         running = self._of(self._desk.entry(scope["path_params"]["entry"]))
         await running.ready.wait()
         await running.manager.handle_request(scope, receive, send)

@@ -13,6 +13,7 @@ from services.resources.metrics import aggregate, read_results
 from services.resources.sessions import Sessions
 from services.resources.toolbox import call_tool
 from services.resources.verification import Verification, read_submission
+from shared.contracts.failure import Stage
 from shared.contracts.resources import (
     CloseResourcesRequest,
     ReverifyModeReply,
@@ -21,6 +22,7 @@ from shared.contracts.resources import (
 )
 from shared.errors import UnknownNameError
 from shared.http.service import Service, body_schema, json_reply, read_model
+from shared.telemetry import current_stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ def add_routes(app: Service, desk: Desk) -> None:
 def _add_session_routes(app: Service, desk: Desk) -> None:
     async def seed(request: Request) -> Response:
         """Open a session for one episode; the same request again joins it."""
+        current_stage.set(Stage.SEED)
         found = desk.entry_of(request)
         wanted = await read_model(request, SeedResourcesRequest)
         reply = await desk.sessions.seed(found, wanted)
@@ -80,12 +83,14 @@ def _add_session_routes(app: Service, desk: Desk) -> None:
 
     async def verify(request: Request) -> Response:
         """Grade a response; the same session again replays its verdict."""
+        current_stage.set(Stage.VERIFICATION)
         found = desk.entry_of(request)
         submission = read_submission(await request.body())
         return json_reply(await desk.verification.verify(found, desk.sessions.named_by(request), submission))
 
     async def close(request: Request) -> Response:
         """Release a session and fence its id; idempotent, also for an unknown id."""
+        current_stage.set(Stage.CLEANUP)
         found = desk.entry_of(request)
         wanted = await read_model(request, CloseResourcesRequest)
         reply = await desk.sessions.close(found, wanted, desk.verification.stop)

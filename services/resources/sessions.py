@@ -29,6 +29,7 @@ from shared.contracts.resources import (
 )
 from shared.errors import BadRowError, ConflictError, FieldProblem, PaddockError, SessionLostError, VersionConflictError
 from shared.http.problems import bad_row, redact
+from shared.metrics import Metrics
 from shared.ports.store import Record, Store
 from shared.ports.toolset import Releasing
 from shared.tokens import Signer
@@ -58,7 +59,8 @@ class ReleaseError(PaddockError):
 class Sessions:
     """The sessions of all entries of this process."""
 
-    def __init__(self, store: Store, mesh_token: str, previous_mesh_token: str | None = None) -> None:
+    def __init__(self, store: Store, metrics: Metrics, mesh_token: str, previous_mesh_token: str | None = None) -> None:
+        self.metrics = metrics
         self._store = store
         self._signer = Signer(mesh_token, COOKIE_PURPOSE, previous=previous_mesh_token)
         self._remembered: OrderedDict[str, Record] = OrderedDict()
@@ -93,6 +95,7 @@ class Sessions:
             self._join(await self.find(session_id, fresh=True), entry, fresh)
         else:
             self._remember(session_id, created)
+            self._count(fresh)
         return SeedResourcesReply(resources_session_id=session_id, resources_tools=entry.offer)
 
     @staticmethod
@@ -141,7 +144,13 @@ class Sessions:
             self._remembered.pop(found.session_id, None)
             raise
         self._remember(found.session_id, written)
+        if record.state != found.record.state:
+            self._count(record)
         return Found(found.session_id, record, written.version)
+
+    def _count(self, record: SessionRecord) -> None:
+        graded = record.state == "open" and record.verdict is not None
+        self.metrics.resources_sessions.labels(record.entry, "graded" if graded else record.state).inc()
 
     async def wait_for_change(self, found: Found, timeout_s: float) -> Found:
         """The session as it is once it has changed, or after `timeout_s`.
@@ -187,6 +196,7 @@ class Sessions:
             created = await self._store.create(store_key(session_id), fence.encode(), ttl_s=entry.session_ttl_s)
             if created is None:
                 return await self.find(session_id, fresh=True)
+            self._count(fence)
             return Found(session_id, fence, created.version)
 
     @staticmethod

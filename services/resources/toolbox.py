@@ -27,6 +27,7 @@ from shared.errors import (
     unknown_name,
 )
 from shared.http.problems import bad_row, redact
+from shared.metrics import ToolOutcome
 from shared.ports.toolset import ToolError
 
 _log = logging.getLogger(__name__)
@@ -43,6 +44,12 @@ class _Served:
     record: SessionRecord
     output: str = ""
     error: PaddockError | None = None
+
+    @property
+    def outcome(self) -> ToolOutcome:
+        if self.error is None:
+            return "ok"
+        return "refused" if isinstance(self.error, BadRowError) else "failed"
 
 
 def lent_tool(entry: Entry, name: str) -> LentTool:
@@ -84,6 +91,7 @@ async def call_tool(sessions: Sessions, entry: Entry, session_id: str | None, na
                 # Another process served a call meanwhile: do it again upon the state that it left.
                 fresh = True
                 continue
+            sessions.metrics.tool_calls.labels(entry.name, served.outcome).inc()
             if served.error is not None:
                 raise served.error
             return served.output

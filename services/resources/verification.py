@@ -32,10 +32,15 @@ from shared.errors import (
     VersionConflictError,
 )
 from shared.http.problems import bad_row, redact
+from shared.metrics import VerificationOutcome
 from shared.ports.verifier import Answer, Judge, ToolCallRecord
 from shared.telemetry import current_key
+from shared.tracing import span
 
 _log = logging.getLogger(__name__)
+
+# A store that is away would hold up the end of the process; what is not written is found to stand still.
+_CLOSE_WITHIN_S: Final = 1.0
 
 JudgeOf = Callable[[Entry, str], Judge | None]
 
@@ -111,9 +116,11 @@ class Verification:
         if later.version != found.version:
             return later
         try:
-            return await self._sessions.change(entry, later, reopened(later.record))
+            freed = await self._sessions.change(entry, later, reopened(later.record))
         except VersionConflictError:
             return await self._sessions.find(found.session_id, fresh=True)
+        self._sessions.metrics.taken_over.labels("resources").inc()
+        return freed
 
     def _start(self, session_id: str, work: Coroutine[Any, Any, bytes]) -> asyncio.Task[bytes]:
         task = asyncio.create_task(work, name=f"verify {session_id}")
@@ -138,7 +145,8 @@ class Verification:
         running = list(self._running.values())
         for task in running:
             task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        if running:
+            await asyncio.wait(running, timeout=_CLOSE_WITHIN_S)
 
     async def _graded(self, entry: Entry, found: Found, submission: Submission) -> bytes:
         """Claim, grade, store."""
@@ -169,6 +177,21 @@ class Verification:
         return orjson.dumps(await self._ask(entry, task, answer, key))
 
     async def _ask(self, entry: Entry, task: BaseModel, answer: Answer, key: str) -> dict[str, Any]:
+        metrics = self._sessions.metrics
+        under_way = metrics.running.labels("verifications")
+        outcome: VerificationOutcome = "failed"
+        under_way.inc()
+        try:
+            with span(f"verify {entry.name}") as step:
+                verdict = await self._verdict(entry, task, answer, key)
+                outcome = "masked" if verdict["mask_sample"] else "graded"
+                step.set("paddock.reward", verdict["reward"])
+                return verdict
+        finally:
+            under_way.dec()
+            metrics.verifications.labels(entry.name, outcome).inc()
+
+    async def _verdict(self, entry: Entry, task: BaseModel, answer: Answer, key: str) -> dict[str, Any]:
         """The verifier's verdict as it is stored and sent.
 
         Raises:

@@ -139,6 +139,8 @@ class RedisStore:
 
     async def _leave(self, asked: asyncio.Task[Any], keys: list[str], owner: str, token: str) -> None:
         await asyncio.wait([asked])
+        if not asked.cancelled():
+            asked.exception()  # whoever asked has gone: nobody else takes note of it
         with contextlib.suppress(StoreUnavailableError):  # a waiter that is not heard of is passed over anyway
             await self._run(scripts.LEAVE, keys, owner, token)
 

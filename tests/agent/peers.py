@@ -113,7 +113,7 @@ class FakeProxy:
         self.sealed.append(key)
         if self.seal_failures:
             self.seal_failures -= 1
-            return reply({"error": {"message": "the store is away", "code": None}}, 503)
+            return reply({"error": {"message": "the proxy fell over", "code": None}}, 500)
         calls = [call.model_dump(mode="json") for call in self.captures.get(key, [])]
         return reply({"key": key, "sealed": True, "calls": calls, "damaged": 0})
 

@@ -118,6 +118,7 @@ async def running(
     proxy: FakeProxy | None = None,
     store: Store | None = None,
     harnesses: PluginFolder = HARNESSES,
+    lease_s: float = 15.0,
     **sections: Any,
 ) -> AsyncIterator[Rig]:
     """The replicas share one store; every wait in the block is bounded."""
@@ -129,7 +130,7 @@ async def running(
         proxy_url = await stack.enter_async_context(serving(fake.app()))
         # Once the agent servers are gone, so that none of their runs goes on.
         stack.callback(fake.gate.set)
-        loaded = settings(proxy_url, agents, **sections)
+        loaded = settings(proxy_url, agents, **{"store": {"lease_s": lease_s}, **sections})
         apps = [create_app(loaded, store=kept, clock=clock, harnesses=harnesses) for _ in range(replicas)]
         urls = [await stack.enter_async_context(serving(app)) for app in apps]
         http = await stack.enter_async_context(httpx.AsyncClient(timeout=BOUND_S, trust_env=False))

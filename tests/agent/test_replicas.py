@@ -122,6 +122,19 @@ async def test_a_run_whose_process_died_is_session_lost_for_joiners_and_closes_w
         assert again.status_code == 409
 
 
+async def test_a_run_keeps_its_claim_where_claims_live_no_longer_than_it_does() -> None:
+    async with running(replicas=2, store=MemoryStore(), lease_s=1.0) as rig:
+        caller = rig.session()
+        await caller.seed()
+        rig.proxy.gate.clear()
+        first = asyncio.create_task(caller.activate())
+        await rig.proxy.asked.wait()
+        joined = await caller.over(1).activate(Prefer="wait=3")
+        assert joined.status_code == 202
+        rig.proxy.gate.set()
+        assert (await first).json()["output"] == [message("4")]
+
+
 async def test_a_close_finds_that_the_runs_process_died() -> None:
     async with running(replicas=2) as rig:
         caller = rig.session()

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from services.environment.page import episode_key
+from shared.store.redis_scripts import LEASE_PARTS, slot_key
 from tests.environment.parties import native
 from tests.environment.replicas import SOON_S, Replicas, replicas
 
@@ -72,6 +74,34 @@ async def test_a_frozen_server_that_wakes_up_changes_nothing(tmp_path: Path, ste
         assert answers[0]["result"]["reward"] == 1.0
         assert parties.order[before:].count("close agent") <= 1
         assert parties.order.count("close resources") == 1
+
+
+async def test_a_server_that_froze_at_the_very_end_keeps_no_claim_on_what_has_ended(tmp_path: Path) -> None:
+    keys = [f"r{number}" for number in range(10)]
+    async with replicas(tmp_path, count=1) as started:
+        gate = started.parties.hold("close resources")
+        for key in keys:
+            await started.all[0].run(native(key), Prefer="respond-async, wait=0")
+        await until(started.parties.event("close resources", len(keys)))
+        started.all[0].freeze()
+        gate.set()
+        await until_unclaimed(started, keys)
+        started.all[0].thaw()
+        for key in keys:
+            assert (await started.all[0].outcome(key))["result"]["reward"] == 1.0
+        await until_unclaimed(started, keys)
+
+
+async def until_unclaimed(started: Replicas, keys: list[str]) -> None:
+    """Until nobody has a claim on these episodes that has not run out."""
+    names = [slot_key(LEASE_PARTS[1], episode_key(key)) for key in keys]
+    async with asyncio.timeout(SOON_S):
+        while True:
+            now_s, now_us = started.redis.ask("TIME")
+            now = int(now_s) * 1_000_000 + int(now_us)
+            if not any(started.redis.ask("ZCOUNT", name, now, "+inf") for name in names):
+                return
+            await asyncio.sleep(0.1)
 
 
 async def test_a_stopped_server_hands_its_episodes_over_at_once(tmp_path: Path) -> None:
@@ -193,6 +223,23 @@ async def test_a_store_that_is_away_delays_an_episode_and_refuses_new_ones(tmp_p
         answer = await started.all[1].outcome("r1")
         assert answer["result"]["reward"] == 1.0
         assert (await started.all[0].run(native("r2"))).json()["result"]["reward"] == 1.0
+
+
+async def test_nothing_is_begun_that_other_servers_could_not_find(tmp_path: Path) -> None:
+    async with replicas(tmp_path, count=1) as started:
+        row = native("r1")
+        row["task"]["task_input"]["responses_create_params"]["instructions"] = "x" * 8_000_000
+        used = started.redis.ask("INFO", "memory")["used_memory"]
+        # The row fills the store, so that the list of open episodes cannot be written any more.
+        started.redis.ask("CONFIG", "SET", "maxmemory", used + 4_000_000)
+        assert (await started.all[0].run(row)).status_code == 503
+        assert started.parties.order == []
+        started.redis.ask("CONFIG", "SET", "maxmemory", 0)
+        async with asyncio.timeout(SOON_S):
+            while (reply := await started.all[0].run(row)).status_code == 503:
+                pass
+        assert reply.json()["result"]["reward"] == 1.0
+        assert started.parties.order.count("run") == 1
 
 
 async def test_a_store_that_lost_everything_is_told_of_the_episodes_that_run(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from services.resources.grading.process import (
 )
 from services.resources.grading.protocol import GOLD_CRASHED, GOLD_TIMEOUT, Outcome, Result
 from shared.cleanup import shielded
+from shared.metrics import Metrics
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +29,8 @@ _ATTEMPTS = 2
 class GradingPool:
     """At most `size` comparisons at once, in at most `size + 1` children."""
 
-    def __init__(self) -> None:
+    def __init__(self, metrics: Metrics | None = None) -> None:
+        self._metrics = Metrics() if metrics is None else metrics
         self._size = 0
         self._turns = asyncio.Semaphore(0)
         self._working = 0
@@ -92,8 +94,10 @@ class GradingPool:
             try:
                 return await self._once(request)
             except OutOfTimeError as error:
+                self._metrics.grading_killed.labels().inc()
                 return Result(Outcome.TIMEOUT if error.gold_read else GOLD_TIMEOUT)
             except DiedError as error:
+                self._metrics.grading_killed.labels().inc()
                 died = error
         assert died is not None
         if died.returncode not in _OWN_CRASHES:
@@ -110,7 +114,7 @@ class GradingPool:
             reusable = not child.spent and not self._closed
         finally:
             if reusable:
-                self._busy -= 1
+                self._count_busy(-1)
                 self._give(child)
             else:
                 await self._replace(child)
@@ -120,7 +124,7 @@ class GradingPool:
         try:
             await shielded(self._end(child))
         finally:
-            self._busy -= 1
+            self._count_busy(-1)
             self._start_missing(self._working + 1)
 
     async def _take(self) -> GradingChild:
@@ -129,7 +133,7 @@ class GradingPool:
                 raise GraderUnavailableError("The grading children were ended: the service is stopping.")
             await self._forget_dead()
             if self._idle:
-                self._busy += 1
+                self._count_busy(1)
                 child = self._idle.popleft()
                 self._start_missing(self._working + 1)
                 return child
@@ -182,6 +186,7 @@ class GradingPool:
         def started(child: GradingChild) -> None:
             spawned.append(child)
             self._spawned.add(child)
+            self._metrics.grading_children.labels().inc()
 
         failure: GraderUnavailableError | None = None
         try:
@@ -207,18 +212,29 @@ class GradingPool:
 
     async def _end(self, child: GradingChild) -> None:
         await child.end()
-        self._spawned.discard(child)
+        if child in self._spawned:
+            self._spawned.remove(child)
+            self._metrics.grading_children.labels().dec()
+
+    def _count_busy(self, change: int) -> None:
+        self._busy += change
+        self._metrics.grading_busy.labels().inc(change)
 
 
 class SharedPool:
     """The one pool of an event loop, alive while any user has joined it."""
 
     def __init__(self) -> None:
+        self._metrics: Metrics | None = None
         self._pools: dict[asyncio.AbstractEventLoop, tuple[GradingPool, set[int]]] = {}
+
+    def measure_with(self, metrics: Metrics) -> None:
+        """Have the pools that begin from now on counted there."""
+        self._metrics = metrics
 
     def join(self, user: object, size: int) -> GradingPool:
         """The running loop's pool, grown to `size`; joining again changes nothing."""
-        pool, users = self._pools.setdefault(asyncio.get_running_loop(), (GradingPool(), set()))
+        pool, users = self._pools.setdefault(asyncio.get_running_loop(), (GradingPool(self._metrics), set()))
         users.add(id(user))
         pool.enlarge(size)
         return pool
