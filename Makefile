@@ -8,7 +8,7 @@ RUNTIME := $(VENV)/.runtime
 TESTING := $(VENV)/.testing
 PACKAGES := shared services tests
 
-.PHONY: demo test full check coverage bench wheel format clean
+.PHONY: demo test full check coverage bench supervisor wheel format clean
 
 demo: $(RUNTIME)
 	@$(BIN)/paddock demo
@@ -31,6 +31,11 @@ coverage: $(TESTING)
 
 bench: $(TESTING)
 	@$(BIN)/python -m tests.bench
+
+# Static programs for both architectures beside the sources; a wheel that is built afterwards ships them.
+supervisor: $(RUNTIME)
+	@$(INSTALL) --editable '.[supervisor]'
+	@$(BIN)/python -m shared.supervisor.build
 
 wheel: $(TESTING)
 	@rm -rf build
