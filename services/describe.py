@@ -14,6 +14,7 @@ from shared.contracts.resources import Verdict
 from shared.errors import ConfigurationProblem
 from shared.http.problems import redact
 from shared.plugins import PluginFolder
+from shared.sandbox.open import PROVIDERS, sandbox_problems
 from shared.settings import LoadedSettings, Settings
 from shared.store.open import store_problems
 
@@ -29,6 +30,7 @@ SCHEMAS: Final[dict[str, type[BaseModel]]] = {
 }
 PLUGIN_FOLDERS: Final = {
     "models.<name>": PluginFolder("services.model_proxy.upstreams", "upstream"),
+    "sandboxes.<name>": PROVIDERS,
     "agents.<name>": PluginFolder("services.agent.harnesses", "harness"),
     "resources.<name>": PluginFolder("services.resources.verifiers", "verifier"),
 }
@@ -42,7 +44,8 @@ def check_plugins(loaded: LoadedSettings) -> list[ConfigurationProblem]:
     from services.model_proxy.app import check as check_model_proxy
     from services.resources.app import check as check_resources
 
-    return [*store_problems(loaded), *check_model_proxy(loaded), *check_agent(loaded), *check_resources(loaded)]
+    problems = [*store_problems(loaded), *sandbox_problems(loaded)]
+    return [*problems, *check_model_proxy(loaded), *check_agent(loaded), *check_resources(loaded)]
 
 
 def schema_of(name: str) -> str:

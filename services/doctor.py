@@ -12,9 +12,12 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
-from shared.errors import ConfigurationError, StoreUnavailableError
+from services.launcher.engines import missing_programs, taken_ports
+from shared.errors import ConfigurationError, ProviderError, StoreUnavailableError
 from shared.http.problems import redact
-from shared.settings import SERVICE_NAMES, LoadedSettings
+from shared.sandbox.local.launch import bubblewrap_problem
+from shared.sandbox.open import PROVIDERS, open_provider
+from shared.settings import SERVICE_NAMES, LoadedSettings, SandboxSettings, Settings
 from shared.store.open import open_store
 
 Grade = Literal["ok", "missing", "wrong"]
@@ -40,7 +43,8 @@ def examine(load: Callable[[], LoadedSettings], say: Callable[[str], None]) -> i
         findings += [Finding("wrong", "configuration", str(problem)) for problem in error.problems]
     else:
         findings.append(Finding("ok", "configuration", "every key and every plug-in's options fit."))
-        findings += [*_ports(loaded), asyncio.run(_store(loaded)), *_models(loaded)]
+        findings += [*_ports(loaded), asyncio.run(_store(loaded)), *_models(loaded), *_engines(loaded)]
+        findings += asyncio.run(_sandboxes(loaded))
     for finding in findings:
         say(f"{_MARKS[finding.grade]}{finding.what:<16}{finding.told}")
     return 1 if any(finding.grade == "wrong" for finding in findings) else 0
@@ -93,14 +97,47 @@ async def _store(loaded: LoadedSettings) -> Finding:
     return Finding("ok", "store", f"{address} answers.")
 
 
+async def _sandboxes(loaded: LoadedSettings) -> list[Finding]:
+    """The configured sandboxes, and what else could be had: only a configured one that cannot work is wrong."""
+    unused = {name: SandboxSettings(provider=name) for name in PROVIDERS.names()}
+    for entry in loaded.settings.sandboxes.values():
+        unused.pop(entry.provider, None)
+    settings = loaded.settings.model_copy(update={"sandboxes": {**unused, **loaded.settings.sandboxes}})
+    return [await _sandbox(name, settings, "missing" if name in unused else "wrong") for name in settings.sandboxes]
+
+
+async def _sandbox(name: str, settings: Settings, otherwise: Grade) -> Finding:
+    what = f"sandbox {name}"
+    provider = open_provider(name, settings)
+    try:
+        await provider.check()
+    except ProviderError as error:
+        return Finding(otherwise, what, error.message)
+    finally:
+        await provider.close()
+    if provider.features.isolated:
+        return Finding("ok", what, "sandboxes can be made, and what runs in them is kept apart from this machine.")
+    return Finding("missing", what, f"sandboxes can be made but are NOT isolated: {bubblewrap_problem()}.")
+
+
 def _models(loaded: LoadedSettings) -> Iterator[Finding]:
     for name, model in loaded.settings.models.items():
         base_url = model.options.get("base_url")
+        if loaded.sources.get(f"models.{name}.base_url", "").startswith("engines."):
+            yield Finding("ok", f"model {name}", "`paddock up` and `paddock run` start its engines.")
+            continue
         if base_url is None:
             yield Finding("ok", f"model {name}", f"upstream '{model.upstream}' needs no endpoint.")
             continue
         for url in base_url if isinstance(base_url, list) else [base_url]:
             yield _endpoint(name, redact(str(url)))
+
+
+def _engines(loaded: LoadedSettings) -> Iterator[Finding]:
+    for problem in missing_programs(loaded):
+        yield Finding("wrong", "engines", f"{problem.key}: {problem.message}")
+    for problem in taken_ports(loaded):
+        yield Finding("missing", "engines", f"{problem.key}: {problem.message}")
 
 
 def _endpoint(name: str, base_url: str) -> Finding:
