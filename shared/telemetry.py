@@ -1,44 +1,59 @@
-"""Log lines, metrics, trace context.
+"""Log lines: one JSON object each, on standard error.
 
-One JSON object per line on standard error: time, level, service, message, the episode's key and stage
-where there are any. Services write one line per episode; requests are not logged unless they fail.
+Each has time, level, service, instance and message; the episode's key and stage and the trace where there are
+any; and whatever else it was given. Services write one line per episode; requests are not logged unless they
+fail. No line holds a credential, whatever raised an error brought along: see `shared/redaction.py`.
 """
 
 import logging
-import secrets
 import sys
 import time
 from contextvars import ContextVar
+from typing import Any
 
 import orjson
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from shared.redaction import redact
+from shared.tracing import current_trace
 
 current_key: ContextVar[str | None] = ContextVar("current_key", default=None)
-current_trace: ContextVar[str | None] = ContextVar("current_trace", default=None)
+current_stage: ContextVar[str | None] = ContextVar("current_stage", default=None)
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({})))
 
 
 class JsonFormatter(logging.Formatter):
-    """A record as one JSON line; fields given as `extra` lie beside the standard ones."""
+    """A record as one JSON line; fields given as `extra` lie beside the standard ones and win over key and stage."""
 
-    def __init__(self, service: str) -> None:
+    def __init__(self, service: str, instance: str | None = None) -> None:
         super().__init__()
         self._service = service
+        self._second = (0, "")
+        self.instance = instance
 
     def format(self, record: logging.LogRecord) -> str:
-        line = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{record.msecs:03.0f}Z",
+        trace = current_trace.get()
+        line: dict[str, Any] = {
+            "time": self._time_of(record),
             "level": record.levelname.lower(),
             "service": self._service,
+            "instance": self.instance,
             "message": record.getMessage(),
+            "key": current_key.get(),
+            "stage": current_stage.get(),
+            "trace_id": None if trace is None else trace.trace_id,
         }
-        if (key := current_key.get()) is not None:
-            line["key"] = key
+        line = {name: value for name, value in line.items() if value is not None}
         line |= {name: value for name, value in vars(record).items() if name not in _STANDARD}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return orjson.dumps(line, default=str).decode()
+        return redact(orjson.dumps(line, default=str).decode())
+
+    def _time_of(self, record: logging.LogRecord) -> str:
+        second = int(record.created)
+        if second != self._second[0]:
+            self._second = second, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+        return f"{self._second[1]}.{int(record.msecs):03d}Z"
 
 
 def configure_logging(service: str, level: str = "info") -> None:
@@ -48,50 +63,15 @@ def configure_logging(service: str, level: str = "info") -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    # No line tells where it was written or by which thread, and to find that out costs more than to write it.
+    logging._srcfile = None
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     for noisy in ("uvicorn", "mcp", "httpx"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
-class Metrics:
-    """The mesh's fixed, low-cardinality vocabulary; one registry per service process."""
-
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "paddock_requests",
-            "HTTP requests by route and status.",
-            ["route", "status"],
-            registry=self.registry,
-        )
-        self.episodes = Counter(
-            "paddock_episodes",
-            "Episodes by outcome (result or failure) and failure kind.",
-            ["environment", "outcome", "kind"],
-            registry=self.registry,
-        )
-        self.stage_seconds = Histogram(
-            "paddock_stage_seconds",
-            "Duration of an episode's stages.",
-            ["environment", "stage"],
-            registry=self.registry,
-            buckets=(0.005, 0.02, 0.1, 0.5, 2, 10, 60, 300, 1800, 7200, 21600),
-        )
-        self.running = Gauge(
-            "paddock_running",
-            "Work under way in this process, by what it is.",
-            ["what"],
-            registry=self.registry,
-        )
-        self.upstream_statuses = Counter(
-            "paddock_upstream_statuses",
-            "Answers of model upstreams by model and status.",
-            ["model", "status"],
-            registry=self.registry,
-        )
-
-
-def new_traceparent(parent: str | None) -> str:
-    """A W3C `traceparent` for a new span: the parent's trace id where there is one (https://www.w3.org/TR/trace-context/)."""
-    parts = (parent or "").split("-")
-    trace_id = parts[1] if len(parts) == 4 and len(parts[1]) == 32 else secrets.token_hex(16)
-    return f"00-{trace_id}-{secrets.token_hex(8)}-01"
+def log_as(instance: str) -> None:
+    """From now on the log lines of this process carry the instance that serves in it."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler.formatter, JsonFormatter):
+            handler.formatter.instance = instance

@@ -14,6 +14,7 @@ import orjson
 
 from shared.contracts.contract import Contract
 from shared.errors import UnauthorizedError
+from shared.tracing import Trace, trace_from
 
 _TOKEN_PREFIX = "pdk1"
 
@@ -24,6 +25,7 @@ class SessionClaims(Contract):
     `session` tells the calls of one agent session from those of another under the same key. `profile` names
     what the client sends without meaning it (the model proxy's bridge knows the names).
     `max_calls` and `max_output_tokens` bound what the key's agent calls may add up to; null is no bound.
+    `trace` is the run's trace context as text: a harness of another maker need not know of it.
     """
 
     key: str
@@ -33,6 +35,7 @@ class SessionClaims(Contract):
     profile: str = "openai"
     max_calls: int | None = None
     max_output_tokens: int | None = None
+    trace: str = ""
 
 
 class Signer:
@@ -84,6 +87,14 @@ class Signer:
 
 def looks_like_session_token(token: str) -> bool:
     return token.startswith(f"{_TOKEN_PREFIX}.")
+
+
+def trace_in(token: str) -> Trace | None:
+    """The trace of a session token, which need not be genuine: a trace context opens nothing."""
+    try:
+        return trace_from(_decode(token.split(".")[1])["trace"])
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        return None
 
 
 def _signature(secret: bytes, text: str) -> str:

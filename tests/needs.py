@@ -70,6 +70,12 @@ def _bubblewrap() -> str | None:
     return problem and f"bwrap does not work here ({problem}). Get it: apt-get install bubblewrap"
 
 
+def _busybox() -> str | None:
+    if shutil.which("busybox"):
+        return None
+    return "There is no busybox command, of which small images are made. Get it: apt-get install busybox-static"
+
+
 def _codex() -> str | None:
     absent = [version for version in VERSIONS if not os.access(binary(version), os.X_OK)]
     return f"The Codex CLI {', '.join(absent)} is missing. Get it: deploy/engines/codex.sh" if absent else None
@@ -106,6 +112,7 @@ PROBES: Mapping[str, Callable[[], str | None]] = {
     "redis": _redis,
     "balancer": _balancer,
     "bubblewrap": _bubblewrap,
+    "busybox": _busybox,
     "codex": _codex,
     "harbor": _harbor,
     "swebench": _swebench,

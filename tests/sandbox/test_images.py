@@ -19,7 +19,7 @@ from tests.sandbox.docker_rig import (
     new_spec,
 )
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.busybox]
 PASSWD = b"root:x:0:0::/root:/bin/sh\nsolver:x:1234:1234::/nonesuch:/bin/sh\n"
 
 

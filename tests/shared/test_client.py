@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
+import orjson
 import pytest
 
 from shared.contracts.failure import FailureKind
@@ -181,6 +183,44 @@ async def test_an_error_status_is_raised_with_what_the_peer_said(client: HttpCli
         assert caught.value.retry_after_s == 7
         assert caught.value.origin is not None
         assert caught.value.origin.body_excerpt == "busy"
+
+
+@pytest.mark.parametrize("origin", [None, "store"])
+async def test_a_refusal_is_asked_again_when_it_is_the_peers_own_and_not_one_that_it_met(
+    client: HttpClient, origin: str | None
+) -> None:
+    failure: dict[str, Any] = {"failure_kind": "persistence_failed", "terminal": False}
+    body = orjson.dumps({"failure": failure | ({"origin": {"service": origin, "status": 503}} if origin else {})})
+
+    async def refuse_first(_request: bytes, writer: asyncio.StreamWriter, number: int) -> bool:
+        refusal = b"HTTP/1.1 503 Away\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+        writer.write(refusal if number == 1 else OK)
+        return True
+
+    async with peer(refuse_first) as (served, url):
+        call = client.request("POST", url, service="peer", timeout_s=SOON_S, body=b"{}", replayable=True)
+        if origin is None:
+            assert (await call).body == b"ok"
+        else:
+            with pytest.raises(ServiceError) as caught:
+                await call
+            assert caught.value.kind is FailureKind.PERSISTENCE_FAILED
+        assert len(served.requests) == (2 if origin is None else 1)
+
+
+@pytest.mark.parametrize("replayable", [True, False])
+async def test_what_a_balancer_could_send_to_no_server_is_sent_again(client: HttpClient, replayable: bool) -> None:
+    body = b'{"failure":{"failure_kind":"transport_unreachable","terminal":false}}'
+
+    async def no_server_at_first(_request: bytes, writer: asyncio.StreamWriter, number: int) -> bool:
+        refusal = b"HTTP/1.1 503 Away\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+        writer.write(refusal if number == 1 else OK)
+        return True
+
+    async with peer(no_server_at_first) as (served, url):
+        call = client.request("POST", url, service="peer", timeout_s=SOON_S, body=b"{}", replayable=replayable)
+        assert (await call).body == b"ok"
+        assert len(served.requests) == 2
 
 
 async def test_a_body_that_ends_too_early_is_a_dropped_connection(client: HttpClient) -> None:

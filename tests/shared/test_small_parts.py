@@ -1,12 +1,10 @@
-"""Tokens, deadlines, plug-ins, preferences, telemetry, contracts: what each promises."""
+"""Tokens, deadlines, plug-ins, preferences, contracts: what each promises."""
 
 import itertools
-import logging
 import math
 import time
 from typing import Any
 
-import orjson
 import pytest
 from starlette.datastructures import Headers
 
@@ -18,7 +16,6 @@ from shared.deadline import Deadline
 from shared.errors import UnauthorizedError
 from shared.http.prefer import Prefer, read_prefer
 from shared.plugins import PluginFolder
-from shared.telemetry import JsonFormatter, current_key, new_traceparent
 from shared.tokens import SessionClaims, Signer, looks_like_session_token
 
 
@@ -105,25 +102,6 @@ def test_an_unknown_plugin_is_answered_with_the_known_ones() -> None:
     problems = folder.check("math", {"unknown": 1}, source="a.yaml", key="resources.m")
     assert [(problem.source, problem.key) for problem in problems] == [("a.yaml", "resources.m.unknown")]
     assert folder.check("math", {}, source="a.yaml", key="resources.m") == []
-
-
-def test_a_log_line_is_one_json_object_with_key_and_service() -> None:
-    current_key.set("r1")
-    record = logging.getLogger("x").makeRecord(
-        "x", logging.INFO, "f", 1, "said %s", ("it",), None, extra={"reward": 1.0}
-    )
-    line = JsonFormatter("agent").format(record)
-    assert "\n" not in line
-    told = orjson.loads(line)
-    assert (told["message"], told["service"], told["key"], told["reward"]) == ("said it", "agent", "r1", 1.0)
-
-
-def test_a_trace_goes_on_with_a_new_span() -> None:
-    first = new_traceparent(None)
-    second = new_traceparent(first)
-    assert first.split("-")[1] == second.split("-")[1]
-    assert first.split("-")[2] != second.split("-")[2]
-    assert new_traceparent("nonsense").startswith("00-")
 
 
 @pytest.mark.behaviour("ES-39")

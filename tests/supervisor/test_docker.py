@@ -16,7 +16,7 @@ from shared.supervisor.build import PROGRAM
 from shared.supervisor.protocol import Commands, LaunchRequest, new_key
 from shared.supervisor.receipt import Answer, Receipt, proof_of
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.docker, pytest.mark.busybox, pytest.mark.timeout(300)]
 
 INSIDE = f"/opt/{PROGRAM}"
 BASE_IMAGE = "paddock/base:bookworm"
