@@ -123,7 +123,7 @@ class Metrics:
         every = self._vocabulary.of(ALL)
         self.store_seconds = every.histogram(
             "paddock_store_seconds",
-            "Operations of the store by how they ended; `wait_for_change` and `acquire` may wait by intent.",
+            "Operations of the Redis store by how they ended; `wait_for_change` and `acquire` may wait by intent.",
             FAST_S, op=STORE_OPERATIONS, outcome=get_args(StoreOutcome),
         )  # fmt: skip
         self.store_batch_size = every.histogram(

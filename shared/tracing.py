@@ -8,6 +8,7 @@ import re
 import secrets
 from collections.abc import Sequence
 from contextvars import ContextVar, Token
+from functools import lru_cache
 from types import TracebackType
 from typing import Final, Literal, NamedTuple, Protocol
 
@@ -60,8 +61,12 @@ def new_trace() -> Trace:
     return Trace(f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-{_NOT_SAMPLED}")
 
 
+@lru_cache(maxsize=1024)
 def read_trace(parent: str, state: str | None = None) -> Trace | None:
-    """The context of a `traceparent` and its `tracestate`; None where the first is malformed."""
+    """The context of a `traceparent` and its `tracestate`; None where the first is malformed.
+
+    Remembered, since a service meets the same context several times in an episode.
+    """
     if _PARENT.fullmatch(parent) is None:
         later = _LATER_PARENT.fullmatch(parent)
         if later is None:
@@ -87,11 +92,17 @@ def trace_text() -> str:
 
 def trace_of(headers: Sequence[tuple[bytes, bytes]]) -> Trace | None:
     """The context that a request came with; None where there is no valid one, or more than one."""
-    parents = [value for name, value in headers if name == b"traceparent"]
-    if len(parents) != 1:
+    given = dict(headers)
+    parent = given.get(b"traceparent")
+    if parent is None:
         return None
-    states = [value for name, value in headers if name == b"tracestate"]
-    return read_trace(parents[0].decode("latin-1"), b",".join(states).decode("latin-1") if states else None)
+    state = given.get(b"tracestate")
+    if len(given) != len(headers):
+        # Some header came more than once: two parents are none, and the parts of a state belong together.
+        if sum(name == b"traceparent" for name, _ in headers) > 1:
+            return None
+        state = b",".join(value for name, value in headers if name == b"tracestate") or None
+    return read_trace(parent.decode("latin-1"), None if state is None else state.decode("latin-1"))
 
 
 def continued(headers: Sequence[tuple[bytes, bytes]]) -> Trace | None:
@@ -130,6 +141,11 @@ def record_with(recorder: Recorder | None) -> None:
     """From now on the spans of this process go there; None ends it."""
     global _recorder
     _recorder = recorder
+
+
+def recording() -> bool:
+    """Whether spans go anywhere; asked where even an unrecorded one would cost too much."""
+    return _recorder is not None
 
 
 class Span:

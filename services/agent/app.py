@@ -18,7 +18,7 @@ from shared.plugins import PluginFolder
 from shared.ports.harness import SettingUp
 from shared.ports.store import Store
 from shared.settings import LoadedSettings
-from shared.store.observed import ObservedStore
+from shared.store.observed import observed
 from shared.store.open import open_store
 from shared.tokens import Signer
 
@@ -73,7 +73,7 @@ def create_app(
     secret, previous = mesh_token_of(loaded.settings) or "", previous_mesh_token_of(loaded.settings)
     proxy_url = loaded.settings.services.url_of("model_proxy")
     host = Host(
-        store=ObservedStore(kept, mesh.metrics),
+        store=observed(kept, mesh.metrics),
         proxy=ModelProxyClient(mesh.client, proxy_url),
         proxy_url=proxy_url,
         tokens=Signer(secret, "session-token", previous=previous),

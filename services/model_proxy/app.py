@@ -14,7 +14,7 @@ from services.model_proxy.under_way import UnderWay
 from shared.errors import ConfigurationError, ConfigurationProblem
 from shared.http.service import Mesh, create_service
 from shared.settings import LoadedSettings
-from shared.store.observed import ObservedStore
+from shared.store.observed import observed
 from shared.store.open import open_store
 
 
@@ -47,7 +47,7 @@ def create_app(loaded: LoadedSettings, *, record_within_s: float = RECORD_WITHIN
     app = create_service("model_proxy", loaded, lifespan=lifespan, authorize=access.authorize, ready=store.ping)
     mesh: Mesh = app.state.mesh
     captures = Captures(
-        ObservedStore(store, mesh.metrics),
+        observed(store, mesh.metrics),
         ttl_s=loaded.settings.result_ttl_s,
         record_within_s=record_within_s,
         added=mesh.metrics.capture_bytes.labels().inc,

@@ -17,7 +17,7 @@ from shared.http.service import Mesh, create_service, mesh_token_of, previous_me
 from shared.ports.store import Store
 from shared.ports.verifier import Judge
 from shared.settings import LoadedSettings
-from shared.store.observed import ObservedStore
+from shared.store.observed import observed
 from shared.store.open import open_store
 
 
@@ -55,7 +55,7 @@ def create_app(
 
     app = create_service("resources", loaded, lifespan=life, ready=opened.ping)
     mesh: Mesh = app.state.mesh
-    store_in_use = ObservedStore(opened, mesh.metrics)
+    store_in_use = observed(opened, mesh.metrics)
     sessions = Sessions(store_in_use, mesh.metrics, mesh_token_of(settings) or "", previous_mesh_token_of(settings))
 
     def judge_of(entry: Entry, key: str) -> Judge | None:

@@ -7,9 +7,9 @@ idle connection in the very moment in which it is used, and another replica then
 
 import asyncio
 import errno
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from shared.contracts.failure import FailureKind
 from shared.deadline import Deadline
@@ -20,7 +20,7 @@ from shared.http.http1_reply import Http1Error, Http1Reply, Http1TimeoutError
 from shared.http.problems import JSON_TYPE, read
 from shared.redaction import redact
 from shared.telemetry import current_key
-from shared.tracing import span, trace_headers
+from shared.tracing import recording, span, trace_headers
 
 # Shorter than any server of ours keeps an idle connection open, so that we close first.
 KEEP_ALIVE_S: Final = 15.0
@@ -59,7 +59,7 @@ class HttpClient:
     async def close(self) -> None:
         self._http1.close()
 
-    async def request(
+    def request(
         self,
         method: str,
         url: str,
@@ -70,21 +70,15 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
         cookies: Mapping[str, str] | None = None,
         replayable: bool = False,
-    ) -> Reply:
+    ) -> Coroutine[Any, Any, Reply]:
         """Send and read the whole answer within `timeout_s`, repeats included.
 
         Raises:
             ServiceError: the peer answered with an error status.
             TransportError: it could not be reached, dropped the connection, or did not answer in time.
         """
-        with span(f"{method} {service}", "client") as hop:
-            reply = await self._repeated(method, url, service, timeout_s, body, headers, cookies, replayable)
-            if hop.recorded:
-                hop.set("http.request.method", method)
-                hop.set("url.full", redact(url.partition("?")[0]))
-                hop.set("peer.service", service)
-                hop.set("http.response.status_code", reply.status)
-        return reply
+        sending = self._repeated(method, url, service, timeout_s, body, headers, cookies, replayable)
+        return _recorded(sending, method, url, service) if recording() else sending
 
     async def _repeated(
         self,
@@ -158,6 +152,16 @@ class HttpClient:
             else:
                 kind, told = _why_not_connected(error), f"{service} cannot be reached: {error}."
             raise TransportError(told, kind=kind, service=service, sent=error.connected) from error
+
+
+async def _recorded(sending: Coroutine[Any, Any, Reply], method: str, url: str, service: str) -> Reply:
+    with span(f"{method} {service}", "client") as hop:
+        hop.set("http.request.method", method)
+        hop.set("url.full", redact(url.partition("?")[0]))
+        hop.set("peer.service", service)
+        reply = await sending
+        hop.set("http.response.status_code", reply.status)
+    return reply
 
 
 def _may_repeat(error: PaddockError, replayable: bool, service: str) -> bool:

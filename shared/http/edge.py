@@ -24,7 +24,7 @@ from shared.http.bare_route import BareRoute
 from shared.http.problems import bad_row, render
 from shared.metric_families import OTHER
 from shared.telemetry import current_key
-from shared.tracing import Span, continued, current_trace, span
+from shared.tracing import Span, continued, current_trace, recording, span
 
 if TYPE_CHECKING:
     from shared.http.service import Mesh
@@ -75,10 +75,8 @@ class Edge:
         self._in_flight.inc()
         try:
             self._authorize(scope, headers)
-            with span(scope["method"], "server") as hop:
-                await self._routed(scope, self._limited(headers, receive), answer)
-                if hop.recorded:
-                    _describe(hop, scope, answer.status)
+            serve = self._recorded if recording() else self._routed
+            await serve(scope, self._limited(headers, receive), answer)
         except asyncio.CancelledError:
             if answer.status or not self._mesh.draining.is_set():
                 raise
@@ -93,6 +91,11 @@ class Edge:
         finally:
             self._in_flight.dec()
             self._count(_path_of(scope), answer.status, time.perf_counter() - began)
+
+    async def _recorded(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+        with span(scope["method"], "server") as hop:
+            await self._routed(scope, receive, answer)
+            _describe(hop, scope, answer.status)
 
     async def _routed(self, scope: Scope, receive: Receive, send: Send) -> None:
         route = next((route for route in self._bare_routes if route.serves(scope)), None)

@@ -1,6 +1,7 @@
 """A store whose operations are measured: how many, how they ended, how long they took.
 
-It lies around the store itself, so that every implementation is measured alike.
+It lies around the store itself, so that every implementation is measured alike; but not around the one of this
+process, which is a dictionary: there the measurement would be most of what it measures.
 """
 
 import asyncio
@@ -23,6 +24,11 @@ class Batching(Protocol):
 
     def tell_batches(self, told: Callable[[int], None]) -> None:
         """Call `told` with the number of commands of each message."""
+
+
+def observed(store: Store, metrics: Metrics) -> Store:
+    """The store, measured where it is a server's."""
+    return ObservedStore(store, metrics) if store.outlives_process else store
 
 
 class ObservedStore:

@@ -394,8 +394,6 @@ def test_an_episode_is_counted_by_every_service(mesh: UpMesh, chat: ChatServer) 
     assert rose("model_proxy", "paddock_tokens_total", model="policy", direction="output") == 4
     assert rose("model_proxy", "paddock_captures_sealed_total") == 1
     assert rose("model_proxy", "paddock_capture_bytes_total") > 500
-    for service, op in (("environment", "create"), ("agent", "replace"), ("resources", "create")):
-        assert rose(service, "paddock_store_seconds_count", op=op, outcome="ok") >= 1
     for service, what in (
         ("environment", "episodes"), ("agent", "activations"), ("resources", "verifications"),
         ("model_proxy", "model_calls"),

@@ -61,6 +61,13 @@ def containers_of(session: str) -> list[str]:
     return docker("ps", "--all", "--quiet", "--filter", f"label=paddock.session={session}").split()
 
 
+def created_since(since: float, session: str) -> list[str]:
+    """The containers with the session's label that the engine has made since then (Unix seconds)."""
+    bounds = ("--since", f"{since:.3f}", "--until", f"{time.time():.3f}")
+    only = ("--filter", "event=create", "--filter", f"label=paddock.session={session}")
+    return docker("events", *bounds, *only, "--format", "{{.ID}}").split()
+
+
 async def expect_none_of(session: str, *, settle_s: float = 0.0) -> None:
     """No container carries the session's label, at the latest after a while, and none turns up for `settle_s`."""
     end = time.monotonic() + GONE_S

@@ -10,7 +10,14 @@ import pytest
 
 from shared.errors import ProviderError, SandboxRefusedError
 from shared.ports.sandbox import StopReceipt
-from tests.sandbox.docker_rig import containers_of, docker, docker_provider, expect_none_of, new_spec
+from tests.sandbox.docker_rig import (
+    containers_of,
+    created_since,
+    docker,
+    docker_provider,
+    expect_none_of,
+    new_spec,
+)
 from tests.sandbox.engine_proxy import Rule, engine_proxy
 
 pytestmark = pytest.mark.docker
@@ -59,10 +66,12 @@ async def test_what_an_engine_makes_after_its_caller_gave_up_is_removed(tmp_path
         await provider.check()
         await (await provider.create(new_spec())).stop()
         proxy.rules.append(Rule("containers/create", hold_request_s=2.0, times=1))
+        since = time.time()
         with pytest.raises(ProviderError, match="gave no answer when asked to make a container"):
             await provider.create(new_spec(session))
         end = time.monotonic() + 15
-        while not await asyncio.to_thread(containers_of, session):
+        # The engine's own record: what was made may be gone again before one looks.
+        while not await asyncio.to_thread(created_since, since, session):
             assert time.monotonic() < end, "the late request made nothing"
             await asyncio.sleep(0.05)
         await expect_none_of(session, settle_s=1.0)

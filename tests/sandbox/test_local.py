@@ -136,7 +136,7 @@ async def test_a_sandbox_outlives_the_process_that_made_it(provider: LocalProvid
     )
     told, _ = await asyncio.wait_for(process.communicate(), 60)
     connection = json.loads(told)["connection"]
-    (found,) = await provider.list(mesh=MESH)
+    (found,) = await provider.list()
     box = await provider.attach(SandboxConnection.model_validate(connection))
     assert found.id == box.id
     assert await box.download(f"{box.place.workdir}/left") == b"left"

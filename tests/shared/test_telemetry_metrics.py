@@ -27,7 +27,7 @@ from shared.ports.store import Lease, Store
 from shared.settings import LoadedSettings, Settings
 from shared.store.leases import LeaseKeeper, kind_of
 from shared.store.memory import MemoryStore
-from shared.store.observed import ObservedStore
+from shared.store.observed import ObservedStore, observed
 from shared.store.redis import RedisStore
 from tests.serving import serving
 from tests.store.conftest import redis_server as redis_server
@@ -267,11 +267,16 @@ async def test_operations_are_counted_by_how_they_ended() -> None:
         assert value(metrics, "paddock_store_seconds_count", op=op, outcome=outcome) == times
 
 
+def test_the_store_of_this_process_is_not_measured() -> None:
+    store = MemoryStore()
+    assert observed(store, Metrics()) is store
+
+
 @pytest.mark.redis
 async def test_commands_of_one_tick_are_one_batch_and_a_store_that_is_away_is_told(redis_server: RedisServer) -> None:
     metrics = Metrics()
     inner = RedisStore(redis_server.url)
-    store = ObservedStore(inner, metrics)
+    store = observed(inner, metrics)
     assert store.outlives_process
     await store.get("k")
     await asyncio.gather(*(store.get(f"k{n}") for n in range(20)))

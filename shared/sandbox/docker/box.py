@@ -77,10 +77,10 @@ class DockerBox(Box):
     async def _open(self, user: str | None) -> CommandStream:
         argv = [self.place.supervisor, "once"]
         try:
-            connection = await self._engine.open_exec(self._told.container, argv, user or self._told.user)
+            connection, early = await self._engine.open_exec(self._told.container, argv, user or self._told.user)
         except EngineError as error:
             raise await self._unusable(error) from error
-        return await DockerStream.over(connection)
+        return await DockerStream.over(connection, early)
 
     async def _unusable(self, error: EngineError) -> ProviderError:
         """Why the engine starts nothing in the container."""

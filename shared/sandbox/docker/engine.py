@@ -93,14 +93,17 @@ class Engine:
                 )
             return self._client
 
-    async def open_exec(self, container: str, argv: list[str], user: str) -> socket.socket:
-        """Start a program in a container; its input and its output, in Docker's frames, are on the socket."""
+    async def open_exec(self, container: str, argv: list[str], user: str) -> tuple[socket.socket, bytes]:
+        """Start a program in a container: its input and its output, in Docker's frames, are on the socket.
+
+        The bytes are what came with the answer's head already.
+        """
         opening = asyncio.ensure_future(self.call("run a command", lambda api: _open_exec(api, container, argv, user)))
         try:
             return await shielded(opening)
         except asyncio.CancelledError:
             if opening.done() and not opening.cancelled() and opening.exception() is None:
-                opening.result().close()
+                opening.result()[0].close()
             raise
 
     def close(self) -> None:
@@ -120,14 +123,25 @@ def _try_socket(address: str) -> None:
             probe.connect(path)
 
 
-def _open_exec(api: "APIClient", container: str, argv: list[str], user: str) -> socket.socket:
+def _open_exec(api: "APIClient", container: str, argv: list[str], user: str) -> tuple[socket.socket, bytes]:
     made = api.exec_create(container, argv, stdin=True, stdout=True, stderr=True, user=user, workdir="/")
     opened: Any = api.exec_start(made["Id"], socket=True)
     # The SDK gives the response's own socket, or a file around it, and closes the connection with the response.
     carrier: socket.socket = getattr(opened, "_sock", opened)
     kept = carrier.dup()
     response = getattr(opened, "_response", None)
+    early = b""
     if response is not None:
+        early = _read_ahead(carrier, response.raw._fp.fp)
         response.close()
     opened.close()
-    return kept
+    return kept, early
+
+
+def _read_ahead(connection: socket.socket, head: Any) -> bytes:
+    """What the buffer, from which the answer's head was read, holds of the stream behind it.
+
+    A program that ends at once sends all it has with the head: without this its words would be lost.
+    """
+    connection.setblocking(False)  # the buffer reads from this very socket: it then gives what there is
+    return bytes(head.read(len(head.peek())))

@@ -1,7 +1,6 @@
 """A started program in a container: Docker's framed connection as a `CommandStream`."""
 
 import asyncio
-import contextlib
 import socket
 import struct
 from typing import Final
@@ -13,25 +12,36 @@ _PIECE_BYTES: Final = 256 << 10
 
 
 class DockerStream:
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Reads and writes by two descriptors: a write that meets a closed peer must not cost what the peer said last."""
+
+    def __init__(self, reader: asyncio.StreamReader, transport: asyncio.BaseTransport, out: socket.socket) -> None:
         self._reader = reader
-        self._writer = writer
+        self._transport = transport
+        self._out = out
         self._name: OutputName = "stdout"
         self._left = 0
 
     @classmethod
-    async def over(cls, connection: socket.socket) -> "DockerStream":
+    async def over(cls, connection: socket.socket, early: bytes) -> "DockerStream":
+        """A stream that begins with `early`, which came before the connection was handed over."""
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(limit=_PIECE_BYTES)
+        reader.feed_data(early)
         connection.setblocking(False)
-        if connection.family == socket.AF_UNIX:
-            return cls(*await asyncio.open_unix_connection(sock=connection, limit=_PIECE_BYTES))
-        return cls(*await asyncio.open_connection(sock=connection, limit=_PIECE_BYTES))
+        out = connection.dup()
+        connect = loop.create_unix_connection if connection.family == socket.AF_UNIX else loop.create_connection
+        try:
+            transport, _ = await connect(lambda: asyncio.StreamReaderProtocol(reader), sock=connection)
+        except BaseException:
+            out.close()
+            raise
+        return cls(reader, transport, out)
 
     async def write(self, data: bytes) -> None:
-        self._writer.write(data)
-        await self._writer.drain()
+        await asyncio.get_running_loop().sock_sendall(self._out, data)
 
     async def end_input(self) -> None:
-        self._writer.write_eof()
+        self._out.shutdown(socket.SHUT_WR)
 
     async def read(self) -> tuple[OutputName, bytes] | None:
         if self._left == 0:
@@ -48,6 +58,5 @@ class DockerStream:
         return self._name, data
 
     async def close(self) -> None:
-        self._writer.transport.abort()
-        with contextlib.suppress(OSError):
-            await self._writer.wait_closed()
+        self._out.close()
+        self._transport.close()
