@@ -41,25 +41,25 @@ class Count:
 
 
 class Level:
-    """One series of a gauge."""
+    """One series of a gauge. The hottest path sets `value` itself."""
 
-    __slots__ = ("_series", "_value")
+    __slots__ = ("_series", "value")
 
     def __init__(self, series: Gauge) -> None:
         self._series = series
-        self._value = 0.0
+        self.value = 0.0
 
     def inc(self, amount: float = 1.0) -> None:
-        self._value += amount
+        self.value += amount
 
     def dec(self, amount: float = 1.0) -> None:
-        self._value -= amount
+        self.value -= amount
 
     def set(self, value: float) -> None:
-        self._value = value
+        self.value = value
 
     def flush(self) -> None:
-        self._series.set(self._value)
+        self._series.set(self.value)
 
 
 class Spread:

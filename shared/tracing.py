@@ -6,7 +6,7 @@ context goes on as it came: a parent that nobody recorded would be a hole in the
 
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar, Token
 from functools import lru_cache
 from types import TracebackType
@@ -90,9 +90,11 @@ def trace_text() -> str:
     return "" if trace is None else trace.text
 
 
-def trace_of(headers: Sequence[tuple[bytes, bytes]]) -> Trace | None:
-    """The context that a request came with; None where there is no valid one, or more than one."""
-    given = dict(headers)
+def trace_of(headers: Sequence[tuple[bytes, bytes]], given: Mapping[bytes, bytes]) -> Trace | None:
+    """The context that a request came with; None where there is no valid one, or more than one.
+
+    `given` are the same headers by their names.
+    """
     parent = given.get(b"traceparent")
     if parent is None:
         return None
@@ -105,9 +107,9 @@ def trace_of(headers: Sequence[tuple[bytes, bytes]]) -> Trace | None:
     return read_trace(parent.decode("latin-1"), None if state is None else state.decode("latin-1"))
 
 
-def continued(headers: Sequence[tuple[bytes, bytes]]) -> Trace | None:
-    """The caller's context, or a fresh one; None where the recorder is to begin the trace."""
-    return trace_of(headers) or (new_trace() if _recorder is None else None)
+def fresh_trace() -> Trace | None:
+    """For a request that came without a context; None where the recorder is to begin the trace."""
+    return new_trace() if _recorder is None else None
 
 
 def trace_headers() -> dict[str, str]:

@@ -1,8 +1,10 @@
 """How many episodes of an environment run at once; the others wait in order, for a bounded time."""
 
+import time
 from collections import Counter
 
 from shared.errors import OverloadedError
+from shared.metrics import Metrics
 from shared.ports.store import Lease, Store
 from shared.settings import EnvironmentSettings
 from shared.store.leases import LeaseKeeper
@@ -13,10 +15,11 @@ RETRY_AFTER_S = 5.0
 class Admission:
     """Places are leases in the store, so that all replicas share one limit."""
 
-    def __init__(self, store: Store, keeper: LeaseKeeper, lease_s: float) -> None:
+    def __init__(self, store: Store, keeper: LeaseKeeper, lease_s: float, metrics: Metrics) -> None:
         self._store = store
         self._keeper = keeper
         self._lease_s = lease_s
+        self._metrics = metrics
         self._waiting: Counter[str] = Counter()
 
     async def enter(self, name: str, environment: EnvironmentSettings, key: str, *, admitted: bool) -> Lease | None:
@@ -35,6 +38,8 @@ class Admission:
         waiting = self._waiting[name]
         full = waiting >= environment.queue_size
         self._waiting[name] += 1
+        queued, began, outcome = self._metrics.episodes_queued.labels(name), time.monotonic(), "cancelled"
+        queued.inc()
         try:
             place = await self._store.acquire(
                 f"admission:{name}",
@@ -43,8 +48,11 @@ class Admission:
                 places=environment.max_concurrent,
                 wait_s=0.0 if full else environment.queue_timeout_s or 0.0,
             )
+            outcome = "refused" if place is None else "admitted"
         finally:
             self._waiting[name] -= 1
+            queued.dec()
+            self._metrics.admission_wait_seconds.labels(name, outcome).observe(time.monotonic() - began)
         if place is None:
             why = (
                 f"All {environment.max_concurrent} places of '{name}' are taken, and {waiting} episodes wait for"

@@ -20,6 +20,7 @@ from shared.clients.agent import AgentClient
 from shared.clients.resources import ResourcesClient
 from shared.http.service import Mesh, create_service, require_token
 from shared.settings import LoadedSettings
+from shared.store.observed import observed
 from shared.store.open import open_store
 
 
@@ -34,12 +35,13 @@ def create_app(loaded: LoadedSettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(mesh: Mesh) -> AsyncIterator[None]:
+        measured = observed(store, mesh.metrics)
         parties = _parties(mesh)
-        news = News(store)
-        ending = Ending(mesh, store, parties)
-        runner = Runner(mesh, store, parties, ending)
-        reaper = Reaper(mesh, store, runner, ending, news)
-        desk = Desk(mesh, store, runner, reaper, news)
+        news = News(measured)
+        ending = Ending(mesh, measured, parties)
+        runner = Runner(mesh, measured, parties, ending)
+        reaper = Reaper(mesh, measured, runner, ending, news)
+        desk = Desk(mesh, measured, runner, reaper, news)
         holder.hold(desk)
         reaper.start()
         try:

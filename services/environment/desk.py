@@ -25,6 +25,7 @@ from shared.errors import (
 )
 from shared.http.service import Mesh
 from shared.ports.store import Lease, Record, Store
+from shared.tracing import trace_text
 
 # Waiters look this often whether the server is draining.
 TICK_S: Final = 1.0
@@ -81,6 +82,7 @@ class Desk:
             resources_session_id=f"resources-session-{uuid4().hex}",
             started_at=now,
             admitted_at=0.0 if limited else now,
+            trace=trace_text(),
         )
 
     def _launch(self, row: Row, record: EpisodeRecord, stored: Record, lease: Lease) -> None:

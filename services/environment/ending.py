@@ -96,6 +96,7 @@ class Ending:
         metrics.episodes.labels(row.environment, outcome, kind).inc()
         for stage, seconds in told.timings_s.items():
             metrics.stage_seconds.labels(row.environment, stage).observe(seconds)
+        metrics.episode_seconds.labels(row.environment, outcome).observe(sum(told.timings_s.values()))
         fields: dict[str, object] = {
             "environment": row.environment,
             "outcome": outcome,

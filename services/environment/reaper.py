@@ -76,16 +76,20 @@ class Reaper:
         except (FencedError, StoreUnavailableError) as error:
             _log.warning("the episode '%s' was not taken over: %s", key, error.message)
             return
+        self._mesh.metrics.taken_over.labels("environment").inc()
         _log.info("takes an episode over", extra={"key": key, "stage": record.stage})
         self._runner.launch(row, page, told)
 
     async def _look_for_ever(self) -> None:
+        passes = self._mesh.metrics.reaper_passes
         while True:
             try:
                 for key in await self._store.members(OPEN):
                     if self._runner.running(key) is None:
                         await self._examine(key)
+                passes.labels("environment", "ok").inc()
             except StoreUnavailableError as error:
+                passes.labels("environment", "failed").inc()
                 _log.warning("cannot look for episodes that were left behind: %s", error.message)
             # Replicas that start together need not look together.
             await asyncio.sleep(self._lease_s / 3 * random.uniform(0.5, 1.0))

@@ -32,6 +32,7 @@ class EpisodeRecord:
     started_at: float
     admitted_at: float = 0.0
     takeovers: int = 0
+    trace: str = ""
     http_status: int = 200
     retry_after_s: int | None = None
     body: bytes = b""

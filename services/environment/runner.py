@@ -17,6 +17,7 @@ from services.environment.ending import Ending
 from services.environment.episode import Episode
 from services.environment.page import Page
 from services.environment.parties import Parties, Sessions
+from services.environment.reply import failure_of
 from services.environment.rows import Row
 from services.environment.told import Told
 from shared.cleanup import shielded
@@ -33,6 +34,7 @@ from shared.http.service import Mesh
 from shared.ports.store import Lease, Store
 from shared.store.leases import LeaseKeeper
 from shared.telemetry import current_key
+from shared.tracing import current_trace, span, trace_from
 
 _log = logging.getLogger(__name__)
 
@@ -75,8 +77,8 @@ class Runner:
         self._parties = parties
         self._ending = ending
         lease_s = mesh.settings.store.lease_s
-        self._keeper = LeaseKeeper(store, ttl_s=lease_s)
-        self._admission = Admission(store, self._keeper, lease_s)
+        self._keeper = LeaseKeeper(store, ttl_s=lease_s, metrics=mesh.metrics)
+        self._admission = Admission(store, self._keeper, lease_s, mesh.metrics)
         self._running: dict[str, Running] = {}
 
     def running(self, key: str) -> Running | None:
@@ -87,6 +89,7 @@ class Runner:
         key = page.record.key
         context = copy_context()
         context.run(current_key.set, key)
+        context.run(current_trace.set, trace_from(page.record.trace))
         task = asyncio.create_task(self._run(row, page, told), name=f"episode {key}", context=context)
         running = self._running[key] = Running(task, told)
         self._keep(row, page, running)
@@ -117,6 +120,8 @@ class Runner:
         ends as a failure.
         """
         keys = list(self._running)
+        if self._store.outlives_process:
+            self._mesh.metrics.handed_over.labels("environment").inc(len(keys))
         for running in list(self._running.values()):
             if self._store.outlives_process:
                 running.give_up()
@@ -134,10 +139,17 @@ class Runner:
         gauge = self._mesh.metrics.running.labels("episodes")
         gauge.inc()
         try:
-            place = await self._enter(row, page, told)
-            if told.failure is None or told.takeovers:
-                await self._play(row, page, told)
-            await shielded(self._ending.write(row, told, page))
+            with span("episode") as whole:
+                whole.set("paddock.key", page.record.key)
+                whole.set("paddock.environment", row.environment)
+                with told.spans:
+                    told.spans.enter("admission")
+                    place = await self._enter(row, page, told)
+                    if told.failure is None or told.takeovers:
+                        await self._play(row, page, told)
+                await shielded(self._ending.write(row, told, page))
+                if whole.recorded and (failure := failure_of(told)) is not None:
+                    whole.fail(str(failure["failure_kind"]))
         except (FencedError, StoreUnavailableError) as error:
             told.given_up = True
             _log.warning("the episode is left to the server that finds it: %s", error.message)

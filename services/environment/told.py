@@ -19,6 +19,8 @@ from shared.contracts.episode import Outcome
 from shared.contracts.failure import CleanupError, Stage
 from shared.errors import PaddockError
 from shared.http.problems import recorded, restored
+from shared.telemetry import current_stage
+from shared.tracing import StageSpans
 
 
 @dataclass(slots=True)
@@ -45,12 +47,15 @@ class Told:
     timings_s: dict[str, float] = field(default_factory=dict)
     takeovers: int = 0
     given_up: bool = False
+    spans: StageSpans = field(default_factory=StageSpans)
     _since: float = field(default_factory=time.monotonic)
 
     def enter(self, stage: Stage) -> None:
         """Stage changes are where time is booked."""
         self._book()
         self.stage = stage
+        current_stage.set(stage)
+        self.spans.enter(stage)
         if stage is Stage.AGENT:
             self.activated_at = self.activated_at or time.time()
 
@@ -68,6 +73,7 @@ class Told:
     def unwinding(self) -> Iterator[None]:
         """Book the unwind as cleanup; the stage that was running stays the episode's."""
         self._book()
+        self.spans.enter("unwind")
         try:
             yield
         finally:

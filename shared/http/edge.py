@@ -8,8 +8,8 @@ Which path needs which token, and which work is refused while draining, is decid
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
 from fastapi import Response
 from pydantic import ValidationError
@@ -22,14 +22,16 @@ from shared.errors import PaddockError, TooLargeError
 from shared.http import headers as names
 from shared.http.bare_route import BareRoute
 from shared.http.problems import bad_row, render
-from shared.metric_families import OTHER
+from shared.metric_families import OTHER, Count, Spread
 from shared.telemetry import current_key
-from shared.tracing import Span, continued, current_trace, recording, span
+from shared.tracing import Span, current_trace, fresh_trace, recording, span, trace_of
 
 if TYPE_CHECKING:
     from shared.http.service import Mesh
 
 _log = logging.getLogger(__name__)
+
+_KEY: Final = names.KEY.lower().encode()
 
 Authorize = Callable[[Scope, Headers], None]
 
@@ -58,6 +60,7 @@ class Edge:
         self._bare_routes = bare_routes
         self._mesh = mesh
         self._authorize = authorize
+        self._series: dict[tuple[str, int], tuple[Count, Spread]] = {}
         self._in_flight = mesh.metrics.requests_in_flight.labels()
         self._max_body_bytes = mesh.settings.serving.max_body_mib * 2**20
 
@@ -68,15 +71,17 @@ class Edge:
             await self._app(scope, receive, send)
 
     async def _exchange(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
-        current_key.set(headers.get(names.KEY))
-        current_trace.set(continued(scope["headers"]))
+        raw = scope["headers"]
+        given = dict(raw)
+        key = given.get(_KEY)
+        current_key.set(None if key is None else key.decode("latin-1"))
+        current_trace.set(trace_of(raw, given) or fresh_trace())
         answer, began = _Answer(send, self._mesh.leaving), time.perf_counter()
-        self._in_flight.inc()
+        self._in_flight.value += 1
         try:
-            self._authorize(scope, headers)
+            self._authorize(scope, Headers(raw=raw))
             serve = self._recorded if recording() else self._routed
-            await serve(scope, self._limited(headers, receive), answer)
+            await serve(scope, self._limited(given, receive), answer)
         except asyncio.CancelledError:
             if answer.status or not self._mesh.draining.is_set():
                 raise
@@ -89,7 +94,7 @@ class Edge:
                 raise
             await _respond(as_paddock_error(error), scope, receive, answer)
         finally:
-            self._in_flight.dec()
+            self._in_flight.value -= 1
             self._count(_path_of(scope), answer.status, time.perf_counter() - began)
 
     async def _recorded(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
@@ -102,13 +107,17 @@ class Edge:
         await (self._app if route is None else route.app)(scope, receive, send)
 
     def _count(self, path: str, status: int, seconds: float) -> None:
-        metrics = self._mesh.metrics
-        metrics.requests.labels(path, str(status or "none")).inc()
-        metrics.request_seconds.labels(path).observe(seconds)
+        series = self._series.get((path, status))
+        if series is None:
+            metrics = self._mesh.metrics
+            counted = metrics.requests.labels(path, str(status or "none")), metrics.request_seconds.labels(path)
+            series = self._series[path, status] = counted
+        series[0].inc()
+        series[1].observe(seconds)
 
-    def _limited(self, headers: Headers, receive: Receive) -> Receive:
+    def _limited(self, given: Mapping[bytes, bytes], receive: Receive) -> Receive:
         limit = self._max_body_bytes
-        length = headers.get("content-length", "")
+        length = given.get(b"content-length", b"")
         if length.isdigit():
             # The server hands on no more than it announced.
             if int(length) > limit:
