@@ -249,11 +249,23 @@ def _whole_episodes(*traces: str) -> Callable[[Sequence[Received]], bool]:
 
 
 def _tree(received: Collector, trace: str) -> dict[str, Received]:
-    """The spans of one episode by their ids; every parent but the caller's own is among them."""
-    spans = {s.span_id: s for s in received.wait_for(_whole_episodes(trace)) if s.trace_id == trace}
-    orphans = [(s.service, s.name) for s in spans.values() if s.parent != SPAN and s.parent not in spans]
-    assert orphans == []
-    return spans
+    """The spans of one episode by their ids, once all are there: services send theirs at times of their own."""
+    whole = _whole_episodes(trace)
+
+    def complete(spans: Sequence[Received]) -> bool:
+        mine = [span for span in spans if span.trace_id == trace]
+        parents = {span.parent for span in mine}
+        has_children = {span.span_id for span in mine if _calls_a_service(span)}
+        return whole(spans) and parents - {SPAN} <= {span.span_id for span in mine} and has_children <= parents
+
+    return {span.span_id: span for span in received.wait_for(complete) if span.trace_id == trace}
+
+
+def _calls_a_service(span: Received) -> bool:
+    """Whether a span of another service, or of the model's call, belongs below it."""
+    if span.service == "model_proxy":
+        return span.kind == "server" and span.name.endswith("/responses")
+    return span.kind == "client"
 
 
 def _path(spans: dict[str, Received], span: Received) -> list[str]:
