@@ -172,7 +172,16 @@ def test_an_embedded_mesh_is_gone_after_an_exception(loaded: LoadedSettings, err
     assert all(gone(process, 1.0) for process in processes)
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """INT interrupts, also where the tests were started in a shell's background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.behaviour("LA-6")
+@pytest.mark.usefixtures("interruptible")
 def test_an_embedded_mesh_that_ends_by_itself_ends_its_block_with_a_failure(loaded: LoadedSettings) -> None:
     waiting = threading.Event()
 

@@ -1,372 +1,49 @@
-"""What an operator sees of a mesh: metrics, log lines, and one trace through every hop, without a secret in any."""
+"""What an operator sees of a mesh: metrics and log lines, without a secret in any."""
 
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
-import orjson
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from shared.contracts.failure import FailureKind, Stage
-from shared.tokens import SessionClaims, Signer
-from shared.tracing import read_trace
 from tests.mesh import rows
 from tests.mesh.chat import ChatServer, Gate, calls, refuses, says
-from tests.mesh.processes import SERVICES, UpMesh, up
-from tests.otlp import Collector, Received, collector
+from tests.mesh.processes import SERVICES, UpMesh
+from tests.mesh.watched import (
+    BOUND_S,
+    CLIENT_TOKEN,
+    MESH_TOKEN,
+    MODEL_KEY,
+    RIGHT,
+    SECRETS,
+    TOOL_KEY,
+    all_lines,
+    configuration,
+    keyed,
+    lines_of,
+    risen,
+    run,
+    scraped,
+    started,
+    token_of,
+)
 from tests.serving import free_port
 
-MESH_TOKEN = "mesh-token-4711-of-this-test"
-CLIENT_TOKEN = "client-token-4711-of-this-test"
-MODEL_KEY = "model-key-4711-of-this-test"
-TOOL_KEY = "tool-key-4711-of-this-test"
-COLLECTOR_KEY = "collector-key-4711-of-this-test"
-SECRETS = (MESH_TOKEN, CLIENT_TOKEN, MODEL_KEY, TOOL_KEY, COLLECTOR_KEY)
-RIGHT = r"\boxed{12}"
-BOUND_S = 60.0
-TRACE = "0af7651916cd43dd8448eb211c80319c"
-SPAN = "b7ad6b7169203331"
 OPEN_LABELS = {"route", "version", "le"}
-
-
-def configuration(chat_url: str) -> dict[str, Any]:
-    model = {"upstream": "chat_completions", "api_key_env": "A_MODELS_KEY", "model": "m", "base_url": chat_url}
-    foreign = {
-        "type": "mcp", "name": "foreign", "required": True, "url": f"http://me:{TOOL_KEY}@127.0.0.1:{free_port()}/mcp",
-        "headers": {"Authorization": f"Bearer {TOOL_KEY}"},
-    }  # fmt: skip
-    weather = {"verifier": "tool_calls", "tools": ["weather"], "without_expected_calls": "offered_tool"}
-    entry = {"resources": "math", "agent": "tool_loop"}
-    return {
-        "models": {
-            "policy": model,
-            "private": {**model, "trace_context": False},
-            "nobody": {**model, "base_url": f"http://127.0.0.1:{free_port()}/v1"},
-        },
-        "agents": {
-            "tool_loop": {"harness": "tool_loop", "model": "policy"},
-            "private": {"harness": "tool_loop", "model": "private"},
-            "nobody": {"harness": "tool_loop", "model": "nobody"},
-            "foreign": {"harness": "tool_loop", "tool_accesses": [foreign]},
-        },
-        "resources": {
-            "math": {"verifier": "math"}, "judged": {"verifier": "math", "judge": "policy"}, "weather": weather,
-        },
-        "environments": {
-            "math": entry,
-            "private": {**entry, "agent": "private"},
-            "nobody": {**entry, "agent": "nobody"},
-            "foreign": {**entry, "agent": "foreign"},
-            "judged": {**entry, "resources": "judged"},
-            "weather": {"resources": "weather", "agent": "tool_loop", "tools": ["direct_http"]},
-            "weather_mcp": {"resources": "weather", "agent": "tool_loop", "tools": ["mcp"]},
-            "narrow": {**entry, "max_concurrent": 1, "queue_timeout_s": 30.0},
-        },
-    }  # fmt: skip
-
-
-def _started(folder: Path, chat: ChatServer, **environ: str) -> Any:
-    config = folder / "paddock.json"
-    config.write_bytes(orjson.dumps(configuration(chat.url)))
-    given = {"A_MODELS_KEY": MODEL_KEY, "PADDOCK_MESH_TOKEN": MESH_TOKEN, "PADDOCK_CLIENT_TOKEN": CLIENT_TOKEN}
-    return up("--config", config, cwd=folder, environ={**given, **environ})
 
 
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory, chat: ChatServer) -> Iterator[UpMesh]:
     """Without a collector."""
-    with _started(tmp_path_factory.mktemp("plain"), chat) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def received() -> Iterator[Collector]:
-    with collector() as kept:
-        yield kept
-
-
-@pytest.fixture(scope="module")
-def traced(tmp_path_factory: pytest.TempPathFactory, chat: ChatServer, received: Collector) -> Iterator[UpMesh]:
-    """Its spans go to the collector soon."""
-    environ = {
-        "OTEL_EXPORTER_OTLP_ENDPOINT": received.endpoint,
-        "OTEL_EXPORTER_OTLP_HEADERS": f"x-api-key={COLLECTOR_KEY}",
-        "OTEL_BSP_SCHEDULE_DELAY": "100",
-    }
-    with _started(tmp_path_factory.mktemp("traced"), chat, **environ) as started:
-        yield started
-
-
-def run(mesh: UpMesh, row: dict[str, Any], **headers: str) -> dict[str, Any]:
-    given = {"Authorization": f"Bearer {CLIENT_TOKEN}", **headers}
-    answered = httpx.post(f"{mesh.url}/run", json=row, headers=given, timeout=BOUND_S, trust_env=False)
-    body: dict[str, Any] = answered.json()
-    assert answered.status_code == 200, body
-    return body
-
-
-def keyed(marker: str, key: str, environment: str = "math", row: dict[str, Any] | None = None) -> dict[str, Any]:
-    given = rows.math(marker, "12") if row is None else row
-    return {**given, "environment": environment, "episode_id": {"rollout_id": key, "attempt": 0}}
-
-
-def lines_of(mesh: UpMesh, key: str, enough: int = len(SERVICES)) -> list[dict[str, Any]]:
-    """The log lines of an episode, once there are enough of them: a service may write one after it has answered."""
-    deadline = time.monotonic() + BOUND_S
-    while True:
-        told = [line for line in all_lines(mesh) if line.get("key") == key]
-        if len(told) >= enough or time.monotonic() > deadline:
-            return told
-        time.sleep(0.05)
-
-
-def all_lines(mesh: UpMesh) -> list[dict[str, Any]]:
-    """Every whole line of the services' standard error; each is JSON."""
-    return [orjson.loads(line) for line in mesh.running.err.split("\n")[:-1]]
-
-
-Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
-
-
-def scraped(mesh: UpMesh, service: str) -> Series:
-    text = httpx.get(f"{mesh.urls[service]}/metrics", timeout=BOUND_S, trust_env=False).text
-    families = text_string_to_metric_families(text)
-    return {
-        (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in families
-        for sample in family.samples
-    }
-
-
-def risen(before: Series, after: Series, name: str, **labels: str) -> float:
-    """By how much one series has risen."""
-    series = (name, frozenset(labels.items()))
-    return after.get(series, 0.0) - before.get(series, 0.0)
-
-
-# One trace, whether recorded or not.
-
-
-def test_a_callers_context_goes_through_every_hop_to_the_models_server(mesh: UpMesh, chat: ChatServer) -> None:
-    scene = chat.on("<carried>", says(RIGHT))
-    parent = f"00-{TRACE}-{SPAN}-01"
-    run(mesh, keyed("<carried>", "carried-1"), traceparent=parent, tracestate="vendor=x,other=y")
-    (asked,) = scene.asked
-    assert (asked.headers["traceparent"], asked.headers["tracestate"]) == (parent, "vendor=x,other=y")
-    told = lines_of(mesh, "carried-1")
-    assert {line["service"] for line in told} == set(SERVICES)
-    assert {line["trace_id"] for line in told} == {TRACE}
-
-
-@pytest.mark.parametrize(
-    ("name", "given"),
-    [
-        ("none", ""),
-        ("words", "nonsense"),
-        ("zero", f"00-{'0' * 32}-{SPAN}-01"),
-        ("version", f"ff-{TRACE}-{SPAN}-01"),
-    ],
-)
-def test_without_a_proper_context_a_run_gets_a_fresh_one_that_asks_for_no_recording(
-    mesh: UpMesh, chat: ChatServer, name: str, given: str
-) -> None:
-    key = f"fresh-{name}"
-    scene = chat.on(f"<{key}>", says(RIGHT))
-    run(mesh, keyed(f"<{key}>", key), **({"traceparent": given, "tracestate": "a=b"} if given else {}))
-    trace = read_trace(scene.asked[0].headers["traceparent"])
-    assert trace is not None
-    assert trace.trace_id != TRACE
-    assert trace.flags == 0
-    assert "tracestate" not in scene.asked[0].headers
-    assert {line["trace_id"] for line in lines_of(mesh, key)} == {trace.trace_id}
-
-
-def test_a_sampled_flag_that_is_off_stays_off(traced: UpMesh, chat: ChatServer, received: Collector) -> None:
-    scene = chat.on("<unsampled>", says(RIGHT))
-    run(traced, keyed("<unsampled>", "unsampled-1"), traceparent=f"00-{TRACE[::-1]}-{SPAN}-00")
-    assert scene.asked[0].headers["traceparent"] == f"00-{TRACE[::-1]}-{SPAN}-00"
-    chat.on("<sampled>", says(RIGHT))
-    other = "f" * 31 + "1"
-    run(traced, keyed("<sampled>", "sampled-1"), traceparent=f"00-{other}-{SPAN}-01")
-    spans = received.wait_for(_whole_episodes(other))
-    assert not [span for span in spans if span.trace_id == TRACE[::-1]]
-
-
-def test_a_model_may_be_kept_out_of_the_trace(mesh: UpMesh, chat: ChatServer) -> None:
-    scene = chat.on("<private>", says(RIGHT))
-    run(mesh, keyed("<private>", "private-1", "private"), traceparent=f"00-{TRACE}-{SPAN}-01", tracestate="a=b")
-    assert not {"traceparent", "tracestate"} & set(scene.asked[0].headers)
-
-
-def _call_model(mesh: UpMesh, token: str, marker: str, **headers: str) -> None:
-    answered = httpx.post(
-        f"{mesh.urls['model_proxy']}/v1/responses",
-        json={"model": "policy", "input": marker},
-        headers={"Authorization": f"Bearer {token}", **headers},
-        timeout=BOUND_S,
-        trust_env=False,
-    )
-    assert answered.status_code == 200, answered.text
-
-
-def _token(key: str, trace: str) -> str:
-    claims = SessionClaims(key=key, model="policy", session="s", expires_at=time.time() + 60, trace=trace)
-    return Signer(MESH_TOKEN, "session-token").session_token(claims)
-
-
-def test_the_calls_of_a_harness_that_knows_no_trace_are_in_its_episodes_trace(mesh: UpMesh, chat: ChatServer) -> None:
-    scene = chat.on("<opaque>", says("hello"))
-    _call_model(mesh, _token("opaque-1", f"00-{TRACE}-{SPAN}-01 a=b"), "<opaque>")
-    headers = scene.asked[0].headers
-    assert (headers["traceparent"], headers["tracestate"]) == (f"00-{TRACE}-{SPAN}-01", "a=b")
-
-
-def test_a_harness_that_continues_its_trace_is_followed(mesh: UpMesh, chat: ChatServer) -> None:
-    scene = chat.on("<aware>", says("hello"))
-    further = f"00-{TRACE}-{'e' * 16}-01"
-    _call_model(mesh, _token("aware-1", f"00-{TRACE}-{SPAN}-01"), "<aware>", traceparent=further)
-    assert scene.asked[0].headers["traceparent"] == further
-
-
-# Recorded.
-
-
-def _whole_episodes(*traces: str) -> Callable[[Sequence[Received]], bool]:
-    """The spans that end last have come: the run's own at the environment, the last close at resources."""
-    ends = {("environment", "POST /run"), ("environment", "episode"), ("resources", "POST /{entry}/close_session")}
-
-    def enough(spans: Sequence[Received]) -> bool:
-        return all(ends <= {(s.service, s.name) for s in spans if s.trace_id == trace} for trace in traces)
-
-    return enough
-
-
-def _tree(received: Collector, trace: str) -> dict[str, Received]:
-    """The spans of one episode by their ids, once all are there: services send theirs at times of their own."""
-    whole = _whole_episodes(trace)
-
-    def complete(spans: Sequence[Received]) -> bool:
-        mine = [span for span in spans if span.trace_id == trace]
-        parents = {span.parent for span in mine}
-        has_children = {span.span_id for span in mine if _calls_a_service(span)}
-        return whole(spans) and parents - {SPAN} <= {span.span_id for span in mine} and has_children <= parents
-
-    return {span.span_id: span for span in received.wait_for(complete) if span.trace_id == trace}
-
-
-def _calls_a_service(span: Received) -> bool:
-    """Whether a span of another service, or of the model's call, belongs below it."""
-    if span.service == "model_proxy":
-        return span.kind == "server" and span.name.endswith("/responses")
-    return span.kind == "client"
-
-
-def _path(spans: dict[str, Received], span: Received) -> list[str]:
-    """From the outermost to this one."""
-    above = spans.get(span.parent)
-    return [*(_path(spans, above) if above is not None else []), f"{span.service}: {span.name}"]
-
-
-def _paths(spans: dict[str, Received]) -> Counter[str]:
-    return Counter(" > ".join(_path(spans, span)) for span in spans.values())
-
-
-RUN = "environment: POST /run > environment: episode"
-ACTIVATION = (
-    f"{RUN} > environment: agent > environment: POST agent > agent: POST /{{agent}}/v1/responses"
-    " > agent: activation tool_loop"
-)
-MODEL_CALL = "agent: POST model_proxy > model_proxy: POST /v1/responses > model_proxy: chat policy"
-VERIFY = f"{RUN} > environment: verification > environment: POST resources > resources: POST /{{entry}}/verify"
-
-
-def test_an_episode_is_one_tree_of_spans_over_all_services(
-    traced: UpMesh, chat: ChatServer, received: Collector
-) -> None:
-    chat.on("<tree>", calls("get_weather", {"city": "Paris"}), says("Take a coat."))
-    trace = "a" * 31 + "1"
-    row = keyed("<tree>", "tree-1", "weather", rows.weather("<tree>"))
-    assert run(traced, row, traceparent=f"00-{trace}-{SPAN}-01", tracestate="v=1")["reward"] == 1.0
-    spans = _tree(received, trace)
-    paths = _paths(spans)
-    assert paths[f"{RUN} > environment: seed > environment: POST resources > resources: POST /{{entry}}/seed_session"]
-    assert paths[f"{RUN} > environment: seed > environment: POST agent > agent: POST /{{agent}}/v1/agent_sessions"]
-    assert paths[f"{ACTIVATION} > {MODEL_CALL}"] == 2
-    assert paths[f"{ACTIVATION} > agent: POST tools > resources: POST /{{entry}}/{{tool}}"] == 1
-    assert paths[f"{VERIFY} > resources: verify weather"] == 1
-    for stage in ("admission", "seed", "agent", "cleanup", "verification", "unwind"):
-        assert paths[f"{RUN} > environment: {stage}"] == 1, paths
-    assert {span.state for span in spans.values()} == {"v=1"}
-    assert not [span.name for span in spans.values() if span.failed]
-    instances = {span.service: span.resource["service.instance.id"] for span in spans.values()}
-    for service in SERVICES:
-        ready = httpx.get(f"{traced.urls[service]}/readyz", timeout=BOUND_S, trust_env=False).json()
-        assert instances[service] == ready["instance"]
-    (call, _) = [span for span in spans.values() if span.name == "chat policy"]
-    assert call.kind == "client"
-    assert call.attributes["gen_ai.usage.input_tokens"] == 7
-    assert call.attributes["http.response.status_code"] == 200
-    (episode,) = [span for span in spans.values() if span.name == "episode"]
-    assert episode.attributes["paddock.key"] == "tree-1"
-
-
-def test_calls_of_tools_over_mcp_and_of_a_judge_are_in_the_tree(
-    traced: UpMesh, chat: ChatServer, received: Collector
-) -> None:
-    chat.on("<mcp>", calls("get_weather", {"city": "Paris"}), says("Take a coat."))
-    trace = "b" * 31 + "1"
-    row = keyed("<mcp>", "mcp-1", "weather_mcp", rows.weather("<mcp>"))
-    assert run(traced, row, traceparent=f"00-{trace}-{SPAN}-01")["reward"] == 1.0
-    paths = _paths(_tree(received, trace))
-    assert paths[f"{ACTIVATION} > resources: POST /{{entry}}/mcp"] >= 2, paths
-
-    chat.on("<judged>", says(r"\boxed{13}"), says("[[A!=B]]"))
-    trace = "c" * 31 + "1"
-    assert run(traced, keyed("<judged>", "judged-1", "judged"), traceparent=f"00-{trace}-{SPAN}-01")["reward"] == 0.0
-    paths = _paths(_tree(received, trace))
-    judge = "resources: POST model_proxy > model_proxy: POST /rollouts/{key}/v1/responses > model_proxy: chat policy"
-    assert paths[f"{VERIFY} > resources: verify judged > {judge}"] == 1, paths
-
-
-def test_a_failure_is_marked_where_it_began(traced: UpMesh, chat: ChatServer, received: Collector) -> None:
-    chat.on("<span-fails>", refuses(503, {"message": "busy"}))
-    trace = "d" * 31 + "1"
-    run(traced, keyed("<span-fails>", "fails-1"), traceparent=f"00-{trace}-{SPAN}-01")
-    spans = _tree(received, trace)
-    failed = {span.name: span.attributes["error.type"] for span in spans.values() if span.failed}
-    assert failed["chat policy"] == "upstream_error"
-    assert failed["episode"] == "model_overloaded"
-
-
-def test_episodes_that_run_at_once_do_not_get_into_each_others_traces(
-    traced: UpMesh, chat: ChatServer, received: Collector
-) -> None:
-    gate, count = Gate(), 12
-    scenes = [chat.on(f"<at-once-{n}>", gate.before(says(RIGHT))) for n in range(count)]
-    traces = [f"{n + 1:032x}" for n in range(count)]
-    with ThreadPoolExecutor(count) as pool:
-        running = [
-            pool.submit(run, traced, keyed(f"<at-once-{n}>", f"at-once-{n}"), traceparent=f"00-{traces[n]}-{SPAN}-01")
-            for n in range(count)
-        ]
-        for scene in scenes:
-            scene.wait_for_call()
-        gate.open()
-        for one in running:
-            assert one.result(BOUND_S)["reward"] == 1.0
-    spans = received.wait_for(_whole_episodes(*traces))
-    for n, trace in enumerate(traces):
-        assert scenes[n].asked[0].headers["traceparent"][3:35] == trace
-        keys = {span.attributes.get("paddock.key") for span in spans if span.trace_id == trace} - {None}
-        assert keys == {f"at-once-{n}"}
-        assert {line["trace_id"] for line in lines_of(traced, f"at-once-{n}")} == {trace}
+    with started(tmp_path_factory.mktemp("plain"), chat) as running:
+        yield running
 
 
 # Metrics.
@@ -550,7 +227,7 @@ def _captures(mesh: UpMesh) -> str:
 def _misused(mesh: UpMesh, told: str) -> list[str]:
     """Answers to requests that hold secrets where none belong, right and wrong tokens, whole and cut off."""
     answers = []
-    session = _token("misused-1", "")
+    session = token_of("misused-1", "")
     with httpx.Client(timeout=BOUND_S, trust_env=False) as client:
         for service, url in mesh.urls.items():
             for token in (MESH_TOKEN, CLIENT_TOKEN, session, f"{session}x", "wrong"):
@@ -571,7 +248,7 @@ def _misused(mesh: UpMesh, told: str) -> list[str]:
 
 def test_a_store_whose_address_holds_a_password_is_told_without_it(tmp_path: Path, chat: ChatServer) -> None:
     url = f"redis://:{TOOL_KEY}@127.0.0.1:{free_port()}/0"
-    with _started(tmp_path, chat, PADDOCK_STORE_URL=url) as mesh:
+    with started(tmp_path, chat, PADDOCK_STORE_URL=url) as mesh:
         answered = httpx.post(
             f"{mesh.url}/run", json=keyed("<x>", "no-store-1"), timeout=BOUND_S, trust_env=False,
             headers={"Authorization": f"Bearer {CLIENT_TOKEN}"},
