@@ -14,10 +14,9 @@ from services.environment.reaper import Reaper
 from services.environment.record import EpisodeRecord, decoded
 from services.environment.rows import Row
 from services.environment.runner import Runner
-from services.environment.told import Told
+from services.environment.told import Told, cancelled_by_client
 from shared.contracts.failure import Stage
 from shared.errors import (
-    CancelledEpisodeError,
     ConflictError,
     NotFoundError,
     StoreUnavailableError,
@@ -89,7 +88,7 @@ class Desk:
         """Run an episode that other servers can find."""
         told = Told()
         if self._reaper.was_cancelled(record.key):
-            told.failure = CancelledEpisodeError("The episode was cancelled by a client.")
+            told.failure = cancelled_by_client()
         page = self._reaper.page(record, stored, lease)
         self._runner.launch(row, page, told)
 
@@ -188,7 +187,7 @@ class Desk:
         await self._store.create(cancel_key(key), b"1", ttl_s=self._mesh.settings.result_ttl_s)
         running = self._runner.running(key)
         if running is not None:
-            running.cancel(CancelledEpisodeError("The episode was cancelled by a client."))
+            running.cancel(cancelled_by_client())
         else:
             await self._news.tell("cancelled", [key])
         return record

@@ -18,8 +18,8 @@ from services.environment.page import DONE, OPEN, Page, cancel_key, episode_key,
 from services.environment.record import EpisodeRecord, decoded
 from services.environment.rows import Row
 from services.environment.runner import Runner
-from services.environment.told import Told
-from shared.errors import CancelledEpisodeError, FencedError, PaddockError, StoreUnavailableError
+from services.environment.told import Told, cancelled_by_client
+from shared.errors import FencedError, PaddockError, StoreUnavailableError
 from shared.http.service import Mesh
 from shared.ports.store import Lease, Record, Store
 
@@ -72,7 +72,7 @@ class Reaper:
             await page.turn(page.record)
             told = Told.continued(record.stage, record.body, page.record.takeovers)
             if await self._store.get(cancel_key(key)) is not None:
-                told.failure = told.failure or CancelledEpisodeError("The episode was cancelled by a client.")
+                told.failure = told.failure or cancelled_by_client()
         except (FencedError, StoreUnavailableError) as error:
             _log.warning("the episode '%s' was not taken over: %s", key, error.message)
             return
@@ -127,7 +127,7 @@ class Reaper:
         if word.what == "cancelled":
             self._cancelled.append(word.key)
             if running is not None:
-                running.cancel(CancelledEpisodeError("The episode was cancelled by a client."))
+                running.cancel(cancelled_by_client())
         elif running is None:
             self._spawn(self._examine_soon(word.key))
 

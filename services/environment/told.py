@@ -17,10 +17,15 @@ from shared.clients.resources import Verified
 from shared.contracts.agent import CloseReceipt
 from shared.contracts.episode import Outcome
 from shared.contracts.failure import CleanupError, Stage
-from shared.errors import PaddockError
+from shared.errors import CancelledEpisodeError, PaddockError
 from shared.http.problems import recorded, restored
 from shared.telemetry import current_stage
 from shared.tracing import StageSpans
+
+
+def cancelled_by_client() -> CancelledEpisodeError:
+    """Why an episode ends that a client has cancelled, over whatever server."""
+    return CancelledEpisodeError("The episode was cancelled by a client.")
 
 
 @dataclass(slots=True)

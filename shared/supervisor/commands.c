@@ -29,12 +29,11 @@ static int enter_and_leave(char **argv, bool create, struct folder *folder, enum
     return status;
 }
 
-int command_prepare(int argc, char **argv) {
+static int tell_state(char **argv, bool create) {
     struct folder folder;
     enum presence presence;
-    int status = enter_and_leave(argv, true, &folder, &presence);
+    int status = enter_and_leave(argv, create, &folder, &presence);
 
-    (void)argc;
     if (status != EXIT_DONE)
         return status;
     observe(&answer, &folder, presence);
@@ -42,17 +41,14 @@ int command_prepare(int argc, char **argv) {
     return EXIT_DONE;
 }
 
-int command_status(int argc, char **argv) {
-    struct folder folder;
-    enum presence presence;
-    int status = enter_and_leave(argv, false, &folder, &presence);
-
+int command_prepare(int argc, char **argv) {
     (void)argc;
-    if (status != EXIT_DONE)
-        return status;
-    observe(&answer, &folder, presence);
-    print_answer(&answer);
-    return EXIT_DONE;
+    return tell_state(argv, true);
+}
+
+int command_status(int argc, char **argv) {
+    (void)argc;
+    return tell_state(argv, false);
 }
 
 int command_wait(int argc, char **argv) {
