@@ -3,18 +3,14 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from pydantic import ValidationError
-
-from shared.contracts.contract import Contract
-from shared.contracts.sandbox import SandboxPlace
-from shared.errors import ProviderError, ProviderLostError
+from shared.errors import ProviderError
 from shared.ports.sandbox import SandboxState, SandboxStatus, StopReceipt
 from shared.sandbox.box import Box
 from shared.sandbox.command import CommandStream
 from shared.sandbox.docker.engine import Engine, EngineError
 from shared.sandbox.docker.removal import remove_container
 from shared.sandbox.docker.stream import DockerStream
-from shared.sandbox.identity import Accident, BoxIdentity
+from shared.sandbox.identity import Accident, BoxDescriptor
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -31,25 +27,14 @@ _STATES: Final[dict[str, SandboxState]] = {
 }
 
 
-class DockerDescriptor(Contract):
+class DockerDescriptor(BoxDescriptor):
     """`user` is what commands run under, as the engine is told; `started_at` the engine's record of the start."""
 
-    id: str
+    kind_of_box = "container"
+
     container: str
     started_at: str
-    boot: str
     user: str
-    place: SandboxPlace
-    env: dict[str, str]
-    runtimes: dict[str, str]
-
-    @classmethod
-    def read(cls, descriptor: dict[str, Any]) -> "DockerDescriptor":
-        """Raises ProviderLostError for a descriptor that is none of this provider's."""
-        try:
-            return cls.model_validate(descriptor)
-        except ValidationError as error:
-            raise ProviderLostError(f"This is no descriptor of a container: {error.errors()[0]['msg']}.") from error
 
 
 def state_of(engine_state: str) -> SandboxState:
@@ -60,9 +45,7 @@ class DockerBox(Box):
     """`freed` is called when its place on the engine is free again."""
 
     def __init__(self, engine: Engine, descriptor: DockerDescriptor, freed: Callable[[], None]) -> None:
-        super().__init__(
-            BoxIdentity("docker", descriptor.id, descriptor.boot, descriptor.place, descriptor.env, descriptor.runtimes)
-        )
+        super().__init__(descriptor.identity("docker"))
         self._engine = engine
         self._told = descriptor
         self._freed = freed

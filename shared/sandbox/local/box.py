@@ -6,40 +6,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from shared.contracts.contract import Contract
-from shared.contracts.sandbox import SandboxPlace
-from shared.errors import ProviderError, ProviderLostError, SandboxRefusedError
+from shared.errors import ProviderError, SandboxRefusedError
 from shared.ports.sandbox import SandboxState, SandboxStatus, StopReceipt
 from shared.sandbox.box import Box
 from shared.sandbox.command import CommandStream
-from shared.sandbox.identity import Accident, BoxIdentity
+from shared.sandbox.identity import Accident, BoxDescriptor
 from shared.sandbox.local.folder import BoxFolder
 from shared.sandbox.local.processes import Process
 from shared.sandbox.local.removal import remove_box
 from shared.sandbox.local.stream import LocalStream
 
 
-class LocalDescriptor(Contract):
+class LocalDescriptor(BoxDescriptor):
     """`pid` and `start` are the keeper's; `boot` is what it calls itself."""
 
-    id: str
+    kind_of_box = "local sandbox"
+
     directory: str
-    boot: str
     pid: int
     start: int
-    place: SandboxPlace
-    env: dict[str, str]
-    runtimes: dict[str, str]
-
-    @classmethod
-    def read(cls, descriptor: dict[str, Any]) -> "LocalDescriptor":
-        """Raises ProviderLostError for a descriptor that is none of this provider's."""
-        try:
-            return cls.model_validate(descriptor)
-        except ValidationError as error:
-            raise ProviderLostError(f"This is no descriptor of a local sandbox: {error.errors()[0]['msg']}.") from error
 
 
 def state_of(folder: BoxFolder, keeper: Process | None) -> SandboxState:
@@ -55,9 +40,7 @@ class LocalBox(Box):
     """`freed` is called when its place is free again."""
 
     def __init__(self, descriptor: LocalDescriptor, freed: Callable[[], None]) -> None:
-        super().__init__(
-            BoxIdentity("local", descriptor.id, descriptor.boot, descriptor.place, descriptor.env, descriptor.runtimes)
-        )
+        super().__init__(descriptor.identity("local"))
         self._told = descriptor
         self._freed = freed
         self._folder = BoxFolder(Path(descriptor.directory), descriptor.id)
