@@ -12,8 +12,8 @@ from shared.contracts.episode import EpisodeReply, FlatRow, NativeRequest
 from shared.contracts.failure import Failure
 from shared.contracts.resources import Verdict
 from shared.errors import ConfigurationProblem
-from shared.http.problems import redact
 from shared.plugins import PluginFolder
+from shared.redaction import redact
 from shared.sandbox.open import PROVIDERS, sandbox_problems
 from shared.settings import LoadedSettings, Settings
 from shared.store.open import store_problems

@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 
 from services.launcher.engines import missing_programs, taken_ports
 from shared.errors import ConfigurationError, ProviderError, StoreUnavailableError
-from shared.http.problems import redact
+from shared.redaction import redact
 from shared.sandbox.local.launch import bubblewrap_problem
 from shared.sandbox.open import PROVIDERS, open_provider
 from shared.settings import SERVICE_NAMES, LoadedSettings, SandboxSettings, Settings

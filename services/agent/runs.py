@@ -27,9 +27,10 @@ from shared.errors import (
     StoreUnavailableError,
     VersionConflictError,
 )
-from shared.http.problems import redact, render
+from shared.http.problems import render
 from shared.ports.harness import Activation, HarnessEnd, ModelAccess, Progress
 from shared.ports.store import Lease
+from shared.redaction import redact
 from shared.telemetry import current_key
 from shared.tokens import SessionClaims
 from shared.tracing import span, trace_text

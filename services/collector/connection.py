@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from services.collector.options import RefusedError, RunError
-from shared.http.problems import read, redact
+from shared.http.problems import read
+from shared.redaction import redact
 from shared.settings import is_loopback
 
 CONNECT_TIMEOUT_S: Final = 5.0

@@ -36,7 +36,7 @@ from shared.errors import (
     PaddockError,
     SessionLostError,
 )
-from shared.http.problems import redact
+from shared.redaction import redact
 
 VERIFY_MARGIN_S = 5.0
 

@@ -10,7 +10,7 @@ from services.model_proxy.conversation import Answer, Conversation
 from services.model_proxy.failures import ModelCallError
 from shared.contracts.capture import Dialect, ErrorCategory
 from shared.contracts.failure import EXCERPT_MAX_CHARS
-from shared.http.problems import redact
+from shared.redaction import redact
 
 
 @dataclass(slots=True)

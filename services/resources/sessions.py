@@ -28,10 +28,11 @@ from shared.contracts.resources import (
     SeedResourcesRequest,
 )
 from shared.errors import BadRowError, ConflictError, FieldProblem, PaddockError, SessionLostError, VersionConflictError
-from shared.http.problems import bad_row, redact
+from shared.http.problems import bad_row
 from shared.metrics import Metrics
 from shared.ports.store import Record, Store
 from shared.ports.toolset import Releasing
+from shared.redaction import redact
 from shared.tokens import Signer
 
 COOKIE_PURPOSE: Final = "resources-session"

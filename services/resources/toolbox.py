@@ -26,9 +26,10 @@ from shared.errors import (
     VersionConflictError,
     unknown_name,
 )
-from shared.http.problems import bad_row, redact
+from shared.http.problems import bad_row
 from shared.metrics import ToolOutcome
 from shared.ports.toolset import ToolError
+from shared.redaction import redact
 
 _log = logging.getLogger(__name__)
 

@@ -31,9 +31,10 @@ from shared.errors import (
     VerifierError,
     VersionConflictError,
 )
-from shared.http.problems import bad_row, redact
+from shared.http.problems import bad_row
 from shared.metrics import VerificationOutcome
 from shared.ports.verifier import Answer, Judge, ToolCallRecord
+from shared.redaction import redact
 from shared.telemetry import current_key
 from shared.tracing import span
 

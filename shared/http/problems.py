@@ -27,7 +27,7 @@ from shared.errors import (
     ServiceError,
     terminal_by_status,
 )
-from shared.redaction import redact as redact
+from shared.redaction import redact
 
 JSON_TYPE = "application/json"
 

@@ -17,8 +17,8 @@ from typing import Any, Final
 from hiredis import ReplyError
 
 from shared.errors import StoreUnavailableError
-from shared.http.problems import redact
 from shared.ports.store import Appended, Lease, Record
+from shared.redaction import redact
 from shared.store import redis_scripts as scripts
 from shared.store.redis_connection import ANSWER_TIMEOUT_S, Address, Connection, ConnectionLostError, SharedConnection
 from shared.store.redis_hints import Hints, rung

@@ -37,7 +37,8 @@ from shared.errors import (
     model_failure_kind,
     terminal_by_status,
 )
-from shared.http.problems import bad_row, excerpt, read, redact, render, retry_after_s
+from shared.http.problems import bad_row, excerpt, read, render, retry_after_s
+from shared.redaction import redact
 
 ALL = [
     BadRowError, ConflictError, UnauthorizedError, ForbiddenError, NotFoundError, TooLargeError, OverloadedError,
